@@ -27,7 +27,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
 from .build.assembly import check_donor, check_machine
-from .models import check_backends, check_swiftkv, is_swiftkv
+from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import check_model, check_modes, check_speculation, check_windows
 
 logger = logging.getLogger(__name__)
@@ -109,13 +109,15 @@ def check_modes_arguments(server_args: Any, previous: Any) -> None:
 def prepare_swiftkv_arguments(server_args: Any, previous: Any) -> None:
     """Resolution step in which SGLang decides about CUDA graphs, with or without tiers: refuse what a SwiftKV model
     cannot be combined with. Of its forwards, only decoding has graphs: how many of a prompt's tokens go on to the later
-    layers is another number for each batch."""
+    layers is another number for each batch; and of an answer's, where some exit early."""
     if _serves_swiftkv(server_args):
         from sglang.srt.arg_groups.model_override_base import model_config_of
 
         with _refusing(server_args):
             check_swiftkv(resolving_view(server_args), model_config_of(server_args))
         declare_resolution(server_args, _SOURCE, disable_prefill_cuda_graph=True)
+        if exits_early(model_config_of(server_args).hf_config):
+            declare_resolution(server_args, _SOURCE, disable_decode_cuda_graph=True)
     previous(server_args)
 
 

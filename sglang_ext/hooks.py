@@ -539,6 +539,24 @@ def swiftkv_overrides() -> tuple[Override, ...]:
             ("hidden_states", "forward_batch", "layernorm", "capture", "finalize_norm", "skip_empty", "read_kwargs"),
             reason,
         ),
+        Override(
+            "sglang.srt.layers.logits_processor.LogitsProcessor.forward",
+            (
+                "self",
+                "input_ids",
+                "hidden_states",
+                "lm_head",
+                "logits_metadata",
+                "aux_hidden_states",
+                "hidden_states_before_norm",
+            ),
+            "ask a second output matrix for an early exit",
+        ),
+        Override(
+            "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
+            ("self", "input_", "src"),
+            "have all ranks exit early for the same tokens",
+        ),
     )
 
 

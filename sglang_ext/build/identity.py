@@ -19,7 +19,9 @@ from .weights import LoadedFiles, Source, adapters_of, sources_of
 logger = logging.getLogger(__name__)
 
 #: What is in a model's configuration and changes no byte of KV.
-_IRRELEVANT = ("_name_or_path", "transformers_version", "torchscript", "use_cache")
+_IRRELEVANT = (
+    "_name_or_path", "transformers_version", "torchscript", "use_cache", "swiftkv_exit_head", "swiftkv_exit_threshold",
+)  # fmt: skip
 
 #: The files of this process's server, since before they were loaded.
 _loaded: LoadedFiles | None = None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from swift_tiers.radix_tiering.base.door import lazily
 
 if TYPE_CHECKING:
-    from .later_layers import ARCHITECTURES, LaterLayers, is_swiftkv
+    from .later_layers import ARCHITECTURES, LaterLayers, exits_early, is_swiftkv
     from .supported import check_backends, check_swiftkv
 else:
     __getattr__ = lazily(__name__)
 
-__all__ = ["ARCHITECTURES", "LaterLayers", "check_backends", "check_swiftkv", "is_swiftkv"]
+__all__ = ["ARCHITECTURES", "LaterLayers", "check_backends", "check_swiftkv", "exits_early", "is_swiftkv"]

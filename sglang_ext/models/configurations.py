@@ -1,7 +1,9 @@
 """The configurations of SwiftKV models for `transformers`, which reads a model's `config.json` in all of SGLang's
 processes. At the top of a module, since SGLang hands them from one process to another.
 
-The fields are those of the published checkpoints (Snowflake/Llama-3.1-SwiftKV-8B-Instruct, ArcticTraining).
+The fields are those of the published checkpoints (Snowflake/Llama-3.1-SwiftKV-8B-Instruct, ArcticTraining), and two of
+ours: `swiftkv_exit_head`, whether there is a second output matrix, and `swiftkv_exit_threshold`, how sure it has to be
+for an early exit (`early_exit`; None: there is none).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ class LlamaSwiftKVConfig(LlamaConfig):
     swiftkv: bool = True
     num_key_value_layers: int | None = None
     key_value_group_size: int | None = 1
+    swiftkv_exit_head: bool = False
+    swiftkv_exit_threshold: float | None = None
 
 
 class Qwen2SwiftKVConfig(Qwen2Config):
@@ -27,6 +31,8 @@ class Qwen2SwiftKVConfig(Qwen2Config):
     swiftkv: bool = True
     num_key_value_layers: int | None = None
     key_value_group_size: int | None = 1
+    swiftkv_exit_head: bool = False
+    swiftkv_exit_threshold: float | None = None
 
 
 class Qwen3SwiftKVConfig(Qwen3Config):
@@ -37,6 +43,8 @@ class Qwen3SwiftKVConfig(Qwen3Config):
     swiftkv: bool = True
     num_key_value_layers: int | None = None
     key_value_group_size: int | None = 1
+    swiftkv_exit_head: bool = False
+    swiftkv_exit_threshold: float | None = None
 
 
 def register() -> None:

@@ -60,3 +60,8 @@ class LaterLayers(NamedTuple):
 def is_swiftkv(config: Any) -> bool:
     """Whether a model's configuration names one of `ARCHITECTURES`."""
     return bool(set(getattr(config, "architectures", None) or ()) & set(ARCHITECTURES.values()))
+
+
+def exits_early(config: Any) -> bool:
+    """Whether a SwiftKV model's configuration asks for an early exit of answers' tokens."""
+    return config.swiftkv_exit_threshold is not None

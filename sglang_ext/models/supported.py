@@ -42,6 +42,7 @@ def check_swiftkv(view: Any, model_config: Any) -> None:
     ):
         if is_set:
             raise ConfigError(f"{flag}: cannot be combined with {name}, a SwiftKV model; {remedy}")
+    _check_early_exit(view, config)
     algorithm = view.speculative_algorithm
     if algorithm is not None and algorithm.upper() != "NGRAM":
         raise ConfigError(
@@ -53,6 +54,29 @@ def check_swiftkv(view: Any, model_config: Any) -> None:
         raise ConfigError(
             f"--tp-size: {view.tp_size} does not divide the {heads} KV heads of {name}, a SwiftKV model; use a divisor"
         )
+
+
+def _check_early_exit(view: Any, config: Any) -> None:
+    """Raises ConfigError for an early exit that the checkpoint has nothing for, or that something else rules out."""
+    threshold, what = config.swiftkv_exit_threshold, "config.json: swiftkv_exit_threshold"
+    if threshold is None:
+        return
+    if not isinstance(threshold, float) or not 0 < threshold < 1:
+        raise ConfigError(f"{what} is {threshold!r}, which is no probability; name 0.95, as in the paper")
+    if not config.swiftkv_exit_head:
+        raise ConfigError(
+            f"{what} is set, but the checkpoint has no output matrix for it: train one by `swift-tiers swiftkv distill "
+            "--early-exit`, or unset it"
+        )
+    for flag, is_set in (
+        ("--speculative-algorithm", view.speculative_algorithm is not None),
+        ("--cuda-graph-backend-decode", view.cuda_graph_backend_decode not in (None, "disabled")),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{flag}: cannot be combined with an early exit (swiftkv_exit_threshold of {config.architectures[0]}), "
+                "of whose tokens some skip the later layers; remove one of them"
+            )
 
 
 def check_backends(view: Any) -> None:

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 
+from .early_exit import EarlyExit, Exits, ends_of_requests, of_requests
 from .later_layers import LaterLayers
 from .projection import LaterAttention, LaterProjection, NewRows, expected_names
 
@@ -27,6 +29,8 @@ _OF_PROMPTS = (
     "extend_seq_lens_cpu", "extend_logprob_start_lens_cpu", "extend_input_logprob_token_ids_gpu", "spec_info",
     "global_num_token_non_padded_cpu", "residual_stream",
 )  # fmt: skip
+#: The second output matrix, by its name in a checkpoint.
+EXIT_HEAD = "exit_head_swiftkv.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.self_attn\.(.+)")
 #: Of a later layer; replaced by tensors of the same name with `_swiftkv` in it.
 _UNUSED = re.compile(r"[qkv]_(proj|norm)\.")
@@ -49,6 +53,12 @@ def rows_that_go_on(batch: Any) -> torch.Tensor | None:
     if len(batch.positions) <= len(batch.extend_seq_lens):
         return None
     return batch.extend_seq_lens.cumsum(0) - 1
+
+
+def has_one_row_a_request(batch: Any) -> bool:
+    """Whether a `ForwardBatch` is of answers alone, of which nothing but the next tokens is wanted."""
+    captures = batch.capture_hidden_mode is not None and batch.capture_hidden_mode.need_capture()
+    return batch.forward_mode == ForwardMode.DECODE and not captures
 
 
 def only(batch: Any, rows: torch.Tensor) -> Any:
@@ -89,7 +99,10 @@ class SwiftKV:
             layer.self_attn.attn.layer_id = later.stored_as(index)
         leaders = [layers[index].self_attn for index in later.leaders]
         self.later_projection = LaterProjection(config, later, leaders, bias)
+        self.early_exit = None if config.swiftkv_exit_threshold is None else EarlyExit(config)
         self._missing = set(expected_names(later, bias, leaders[0].q_norm is not None))
+        if self.early_exit is not None:
+            self._missing.add(EXIT_HEAD)
 
     @staticmethod
     def _has_bias(config: Any) -> bool:
@@ -120,10 +133,17 @@ class SwiftKV:
         hidden = residual_batch.fold(hidden, forward_batch)
         pairs = self.later_projection(hidden, positions, forward_batch)
         batch, rows = forward_batch, rows_that_go_on(forward_batch)
+        exits = self._exits(hidden, forward_batch)
+        may_skip = rows is not None or has_one_row_a_request(forward_batch)
+        if exits is not None and may_skip and len(exits.stay) < len(exits.ends):
+            rows, batch = exits.ends[exits.stay], of_requests(forward_batch, exits.stay)
+            if not len(rows):
+                residual_batch.clear(forward_batch)
+                return LogitsProcessorOutput(next_token_logits=exits.logits)
         if rows is None:
             self.new_rows.keep(pairs)
         else:
-            batch = only(forward_batch, rows)
+            batch = only(batch, rows)
             residual_batch.clear(forward_batch)
             hidden = residual_batch.set_written(hidden[rows], batch)
             get_attn_backend().init_forward_metadata(batch)
@@ -134,7 +154,20 @@ class SwiftKV:
         finally:
             self.new_rows.forget()
         hidden = residual_batch.final_norm(hidden, batch, model.norm)
-        return self.logits_processor(batch.input_ids, hidden, self.lm_head, batch)  # type: ignore[attr-defined]
+        output = self.logits_processor(batch.input_ids, hidden, self.lm_head, batch)  # type: ignore[attr-defined]
+        if exits is not None:
+            output.next_token_logits = exits.merged(output.next_token_logits)
+        return output
+
+    def _exits(self, hidden: torch.Tensor, forward_batch: Any) -> Exits | None:
+        """What an early exit would be, by what leaves layer `first - 1`; None where there is none."""
+        ends = None if self.early_exit is None else ends_of_requests(forward_batch)
+        if self.early_exit is None or ends is None or not len(ends):
+            return None
+        normed = self.later_projection.norm(hidden[ends])
+        processor = self.logits_processor  # type: ignore[attr-defined]
+        exits: Exits = self.early_exit(normed, ends, only(forward_batch, ends), processor)
+        return exits
 
     def forward_split_prefill(self, *_: Any, **__: Any) -> Any:
         """SGLang's way to compute single layers (--enable-pdmux), which is refused at the start."""
@@ -168,6 +201,11 @@ class SwiftKV:
         projection, place = self.later_projection, _LAYER.fullmatch(name)
         if name == "model.norm_swiftkv.weight":
             default_weight_loader(projection.norm.weight, tensor)
+            return
+        if name == EXIT_HEAD:
+            if self.early_exit is not None:
+                parameter = self.early_exit.head.weight
+                parameter.weight_loader(parameter, tensor)
             return
         part = _OF_PROJECTION.fullmatch(place[2]) if place is not None else None
         if place is None or part is None:

@@ -25,6 +25,7 @@ from swift_tiers.sglang_ext.build.hardware import hardware_name
 
 from support.forked import ForkedServer
 from support.servers import START_SECONDS, Site
+from support.swiftkv_models import tiny_swiftkv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -153,3 +154,19 @@ def test_one_that_is_ended_leaves_nothing(place: Path) -> None:
     assert not any(ssd.iterdir())
     assert children
     assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+@pytest.mark.exhaustive
+def test_a_swiftkv_model_has_a_profile_of_its_own(tmp_path: Path) -> None:
+    """Beside the others of this file, which are of a model whose prompts go through all layers."""
+    tiny_swiftkv(tmp_path / "model", "qwen3", group=2)
+    (tmp_path / "ssd").mkdir()
+    config = {"ssd": {"directories": [str(tmp_path / "ssd")], "stripe_unit": "4KiB"}}
+    words = ["--dtype", "float32", "--max-total-tokens", "4096", "--chunked-prefill-size", "1024", "--seconds", "5"]
+    result = profile_here(tmp_path, *words, "--swift-tiers-config", json.dumps(config))
+    assert result.returncode == 0, result.stderr
+    (path,) = (tmp_path / "cache" / "swift-tiers" / "profiles").iterdir()
+    found = load_profile(path)
+    assert found.model.layers == 6, "those that are stored"
+    assert found.costs.compute.token_seconds + found.costs.compute.pair_seconds > 0
+    assert {"host", "ssd"} <= set(found.costs.sources)

@@ -5,17 +5,26 @@ Their text means nothing to them, so what is held against the original is what i
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from swift_tiers.ops.base.errors import FAILURE, USAGE
-from swift_tiers.ops.commands.swiftkv.checkpoint import ModelDirectory
+from swift_tiers.ops.commands.swiftkv.checkpoint import EXIT_HEAD, ModelDirectory
 from swift_tiers.ops.commands.swiftkv.convert import network_of
-from swift_tiers.ops.commands.swiftkv.distill import Recipe, Training
+from swift_tiers.ops.commands.swiftkv.distill import Recipe, Training, Watched
 from swift_tiers.ops.commands.swiftkv.evaluate import distances, own_tensors, unchanged
 from swift_tiers.ops.commands.swiftkv.fitting import KeyValueFit, rewired_weights
+from swift_tiers.ops.commands.swiftkv.ranks import Ranks
+from swift_tiers.ops.commands.swiftkv.text import windows_of
 from swift_tiers.sglang_ext.models.later_layers import LaterLayers
 
 from support.command_line import run_command
@@ -31,7 +40,7 @@ SHORT = ["--length", "64", "--dtype", "float32"]
 def network(directory, later=None):
     checkpoint = ModelDirectory(directory)
     tensors = dict(checkpoint.tensors())
-    return network_of(checkpoint, tensors, checkpoint.later or later, "float32"), tensors
+    return network_of(checkpoint, tensors, checkpoint.later or later, "float32", Ranks(torch.device("cpu"))), tensors
 
 
 def some_windows(seed, count=WINDOWS, length=64):
@@ -39,8 +48,14 @@ def some_windows(seed, count=WINDOWS, length=64):
     return torch.randint(1, 250, (count, length), generator=generator)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "group"),
+    [
+        ("qwen3", 2),
+        ("qwen2", 1),
+        *(pytest.param(*kind, marks=pytest.mark.exhaustive) for kind in (("llama", 1), ("llama", 2), ("qwen2", 2))),
+    ],
+)
 def test_what_is_trained_is_what_is_served(tmp_path, family, group):
     """Both ways through the shared weights, held against models that share no code with them."""
     model = tiny_swiftkv(tmp_path / "model", family, group=group)
@@ -55,7 +70,9 @@ def test_what_is_trained_is_what_is_served(tmp_path, family, group):
     assert (learnt - Reference(model).logits(ids)).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["qwen2", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in FAMILIES if one != "qwen2")]
+)
 def test_a_fit_is_nearest_to_the_keys_and_values_of_the_original(tmp_path, family):
     """Of all projections of that input, so nearer than what it began with; also where layers share."""
     later = LaterLayers(LAYERS, 4, 2)
@@ -77,7 +94,7 @@ def error_of(net, new, windows):
     total = []
     with torch.no_grad():
         front = net.front(windows)
-        stopped = net._normed(front, new["model.norm_swiftkv.weight"])
+        stopped = net.stopped(front, new)
 
         def seen(layer, read):
             leader = net.later.leaders[net.later.leader_of(layer)]
@@ -101,7 +118,8 @@ def begun(directory):
 
 
 def test_distilling_closes_part_of_the_gap(tmp_path):
-    training, held_out = begun(tmp_path), some_windows(9, 4)
+    training = begun(tmp_path)
+    held_out = Watched(training.network, some_windows(9, 4))
     windows = some_windows(1)
     before = training.look(held_out)
     while training.done < 1:
@@ -109,6 +127,30 @@ def test_distilling_closes_part_of_the_gap(tmp_path):
     after = training.look(held_out)
     assert training.steps == RECIPE.steps == WINDOWS // 4
     assert after.kl < 0.95 * before.kl
+
+
+def test_a_second_output_matrix_learns_to_say_the_same_sooner(tmp_path):
+    """Its loss is added to the other one, whose gradients it does not change."""
+    windows, held_out = some_windows(1), some_windows(9, 2)
+    plain, both = begun(tmp_path / "plain"), begun(tmp_path / "both")
+    both.new[EXIT_HEAD] = both.network.head.float().clone()
+    both = Training(both.network, {name: tensor.detach() for name, tensor in both.new.items()}, RECIPE)
+    before = exit_kl(both, held_out)
+    for _ in range(8):
+        plain.step(windows)
+        both.step(windows)
+    assert exit_kl(both, held_out) < 0.95 * before
+    for name, tensor in plain.trained.items():
+        assert torch.allclose(tensor, both.trained[name], atol=1e-6), name
+
+
+@torch.no_grad()
+def exit_kl(training, windows):
+    net = training.network
+    front = net.front(windows)
+    expected = net.logits(net.original(front)).log_softmax(-1)
+    early = (net.stopped(front, training.new) @ training.new[EXIT_HEAD].T).log_softmax(-1)
+    return torch.nn.functional.kl_div(early, expected, reduction="batchmean", log_target=True).item()
 
 
 def test_only_projections_of_later_layers_learn(tmp_path):
@@ -151,6 +193,27 @@ def test_gradients_of_several_batches_are_those_of_one(tmp_path):
         assert torch.allclose(tensor.grad, several.trained[name].grad, rtol=1e-3, atol=1e-7), name
 
 
+@pytest.mark.exhaustive
+def test_two_processes_train_as_one_does(tmp_path):
+    """Each with half of every weight, and of every batch: they end where one process ends."""
+    made, text = tiny_swiftkv(tmp_path / "made", "qwen3", group=2), "docs/operations.md"
+    words = ["--text", text, *SHORT, "--epochs", "0.1", "--early-exit", "--save-every", "0.0001"]
+    command = ["-m", "swift_tiers.ops", "swiftkv", "distill", str(made), *words, "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for name, launch in (("one", []), ("two", torchrun)):
+        done = subprocess.run(
+            [sys.executable, *launch, *command, str(tmp_path / name)], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    before = load_file(made / "model.safetensors")
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], atol=2e-4), name
+    trained = "model.layers.4.self_attn.q_proj_swiftkv.weight"
+    assert not torch.allclose(before[trained], weights[1][trained], atol=2e-4)
+
+
 def test_a_model_from_its_original_to_the_server(capsys, tmp_path):
     """Convert, distil, measure by the commands; what comes out is served, and answers as the reference does."""
     base = tiny_swiftkv(tmp_path / "base", "qwen3", base=True)
@@ -164,24 +227,31 @@ def test_a_model_from_its_original_to_the_server(capsys, tmp_path):
     assert "prompts stop after layer 4 of 8, 2 later ones sharing; keys and values fitted to 1,024 tokens" in out
     code, out, error = run_command(
         capsys, "swiftkv", "distill", str(made), "--out", str(better), "--epochs", "0.2", "--learning-rate", "1e-3",
-        *words,
+        "--early-exit", "--also", "docs/evaluation.md", *words,
     )  # fmt: skip
     assert code == 0, error
     assert f"made: {better} in " in out
     assert not (tmp_path / ".better.training").exists()
-    assert json.loads((better / "training.json").read_text())["steps"] > 1
+    training = json.loads((better / "training.json").read_text())
+    assert training["steps"] > 1
+    assert all(len(point) == 4 and point[3] is not None for point in training["curve"])
     found = {}
     for place in (made, better):
         code, out, error = run_command(capsys, "swiftkv", "eval", str(place), "--json", "--windows", "4", *words)
         assert code == 0, error
         found[place] = json.loads(out)["kinds"]
+        assert (json.loads(out)["early_exit"] is not None) == (place is better)
     assert found[made]["original"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert found[made]["this one"]["kl"] < found[made]["rewired"]["kl"]
     assert found[better]["this one"]["kl"] < found[made]["this one"]["kl"]
     question = prompt(5, 300)
-    with SchedulerProcess(arguments_of(better)) as process:
+    threshold = 0.05
+    override = json.dumps({"swiftkv_exit_threshold": threshold})
+    with SchedulerProcess(arguments_of(better, "--json-model-override-args", override)) as process:
         answer = process(answered, question)
-    logits = Reference(better).logits(question + answer)
+    reference = Reference(better)
+    reference.config["swiftkv_exit_threshold"] = threshold
+    logits = reference.logits(question + answer)
     assert answer == logits[len(question) - 1 : -1].argmax(-1).tolist()
 
 
@@ -213,24 +283,65 @@ def test_shares_of_layers():
         (["distill", "{base}", "--out", "{new}"], "is no SwiftKV model; make one by"),
         (["distill", "{made}", "--out", "{new}", "--epochs", "0"], "--epochs: 0.0 is not above 0"),
         (["eval", "{base}"], "is no SwiftKV model; make one by"),
+        (["eval", "{made}", "--lm-eval", "arc_easy"], "lm-eval is not here; pip install swift-tiers[lm-eval]"),
+        (["eval", "{made}", "--device", "cuda", "--text", "docs", "--length", "64"], "torch finds no GPU here"),
         (["eval", "{made}", "--text", "{new}/none.txt"], "cannot be read"),
         (["eval", "{made}", "--text", "{made}/config.json"], "which are too few; name more --text"),
         (["convert", "{mla}", "--out", "{new}"], "of the kind 'deepseek_v2'"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(capsys, places, words, problem):
+    if "--lm-eval" in words and find_spec("lm_eval") is not None:
+        pytest.skip("lm-eval is here")
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
     code, _, error = run_command(capsys, "swiftkv", *(word.format(**places) for word in words))
     assert code == USAGE
     assert problem in error
     assert len(error.strip().splitlines()) == 1, error
 
 
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval: pip install swift-tiers[lm-eval]")
+def test_tasks_of_lm_eval(capsys, places, tmp_path):
+    """Of questions whose answers are scored by likelihood, beside the reference; the task's data is on this machine."""
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"q": f"Which is {number}?", "gold": number % 2}) + "\n" for number in range(6))
+    )
+    (tmp_path / "task.yaml").write_text(
+        f"task: of_ours\ndataset_path: json\ndataset_kwargs:\n  data_files: {tmp_path}/data.jsonl\n"
+        "test_split: train\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_target: gold\n"
+        "doc_to_choice: ['this one', 'that one']\nmetric_list:\n  - metric: acc\n"
+    )
+    code, out, error = run_command(
+        capsys, "swiftkv", "eval", places["made"], "--json", "--windows", "1", "--text", "docs/operations.md", *SHORT,
+        "--lm-eval", "of_ours", "--lm-eval-tasks", str(tmp_path),
+    )  # fmt: skip
+    assert code == 0, error
+    reference, right = Reference(Path(places["made"])), 0
+    for number in range(6):
+        scores = []
+        for choice in (" this one", " that one"):
+            before, whole = (encoded(places["made"], f"Which is {number}?{more}") for more in ("", choice))
+            logprobs = reference.logprobs([end_of_text(places["made"]), *whole])
+            scores.append(sum(float(logprobs[at, whole[at]]) for at in range(len(before), len(whole))))
+        right += (scores[1] > scores[0]) == (number % 2)
+    assert json.loads(out)["tasks"]["of_ours"]["acc"][1] == pytest.approx(right / 6)
+
+
+def encoded(model, text):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)(text, add_special_tokens=False)["input_ids"]
+
+
+def end_of_text(model):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model).eos_token_id
+
+
 def test_text_held_out_is_the_same_for_every_length(tmp_path):
     """What one length is fitted to, no other is measured on."""
-    import argparse
-
-    from swift_tiers.ops.commands.swiftkv.text import windows_of
-
     model = tiny_swiftkv(tmp_path / "model", base=True)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"<{number:06}>" for number in range(9000)))  # eight bytes, eight tokens, each once

@@ -72,7 +72,8 @@ for line in json.loads(sys.stdin.read()):
             view = resolving_view(record)
             fields = {name: getattr(view, name) for name in (
                 "enable_swift_tiers", "swift_tiers_config", "page_size", "enable_unified_cache_external_linker",
-                "unified_cache_external_linker_config", "attention_backend", "disable_prefill_cuda_graph")}
+                "unified_cache_external_linker_config", "attention_backend", "disable_prefill_cuda_graph",
+                "disable_decode_cuda_graph")}
         except SystemExit as end:
             code = end.code
         except Exception as error:
@@ -225,8 +226,11 @@ def test_swiftkv_models(tmp_path):
     config = json.loads((tmp_path / "model" / "config.json").read_text()) | {"num_key_value_layers": 8}
     (tmp_path / "mended" / "config.json").write_text(json.dumps(config))
     base = ["--device", "cpu", "--model-path", model]
+    exits = ["--device", "cpu", "--model-path", str(tiny_swiftkv(tmp_path / "exits", exits=0.9))]
+    threshold = "--json-model-override-args"
     accepted = {
         "plain": base,
+        "exits early": [*exits, threshold, '{"swiftkv_exit_threshold": 0.95}'],
         "tiers": [*base, "--enable-swift-tiers"],
         "ranks": [*base, "--tp-size", "2"],
         "torch_native": [*base, "--attention-backend", "torch_native"],
@@ -242,11 +246,16 @@ def test_swiftkv_models(tmp_path):
         "--tp-size: 4 does not divide the 2 KV heads": [*base, "--tp-size", "4"],
         "--cuda-graph-backend-prefill: .* remove it": [*base, "--cuda-graph-backend-prefill", "full"],
         "num_key_value_layers is 8; of 8 layers, 1 to 7": ["--device", "cpu", "--model-path", str(tmp_path / "mended")],
+        "no output matrix for it: train one by": [*base, threshold, '{"swiftkv_exit_threshold": 0.95}'],
+        "which is no probability; name 0.95": [*exits, threshold, '{"swiftkv_exit_threshold": 95}'],
+        "--cuda-graph-backend-decode: .* an early exit": [*exits, "--cuda-graph-backend-decode", "full"],
+        "--speculative-algorithm: .* an early exit": [*exits, "--speculative-algorithm", "NGRAM"],
     }  # fmt: skip
     results = resolve([*accepted.values(), *refused.values()])
     for name, result in zip(accepted, results, strict=False):
         assert result["code"] == 0, (name, result)
         assert result["fields"]["disable_prefill_cuda_graph"], name
+        assert result["fields"]["disable_decode_cuda_graph"] == (name == "exits early"), name
     for pattern, result in zip(refused, results[len(accepted) :], strict=True):
         assert result["code"] == 2, (pattern, result)
         lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]

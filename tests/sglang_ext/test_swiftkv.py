@@ -10,7 +10,7 @@ import pytest
 from support import ngram_on_cpu
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, prompt
-from support.swiftkv_models import LAYERS, VOCABULARY, Reference, tiny_swiftkv
+from support.swiftkv_models import LAYERS, VOCABULARY, Reference, as_published, tiny_swiftkv
 from support.tiers_of_a_model import (
     ANSWER,
     PLACES,
@@ -155,6 +155,22 @@ def test_log_probabilities_of_a_prompt(served, reference):
     assert rows == [(512, 1), (188, 188), (1, 1)]
 
 
+def learnt_from(s, question, start):
+    """Tokens of the forwards of a prompt that costs are learnt from; nothing else is in the batch."""
+    costs, seen = s.linker.stack.costs, []
+    known, costs.computed = costs.computed, lambda start, end, seconds: seen.append((start, end))
+    try:
+        asked(s, question, 2, start)
+    finally:
+        costs.computed = known
+    return seen
+
+
+def test_costs_are_learnt_where_prompts_stop_at_a_middle_layer(served):
+    assert served(learnt_from, prompt(210, 90), -1) == [(0, 90)]
+    assert served(learnt_from, prompt(211, 90), 0) == [], "all tokens went through all layers"
+
+
 def test_prompts_and_answers_in_one_batch(served, reference):
     questions = [prompt(300 + number, 60 + 150 * number) for number in range(4)]
     answers, modes, rows = served(asked_together, questions, 5)
@@ -216,9 +232,10 @@ def fill(s, name):
 
 
 def test_pages_outlive_their_server_and_are_found_by_no_other_model(tmp_path):
-    """The model that it was made from has pages of the same form, and is asked the same."""
+    """The model that it was made from has pages of the same form, and is asked the same. The checkpoint is as those
+    that are published, in files, names and fields."""
     (tmp_path / "ssd").mkdir()
-    model, base = tiny_swiftkv(tmp_path / "model"), tiny_swiftkv(tmp_path / "base", base=True)
+    model, base = as_published(tiny_swiftkv(tmp_path / "model")), tiny_swiftkv(tmp_path / "base", base=True)
     arguments = arguments_of(model, *with_tiers(tmp_path / "ssd"))
     with SchedulerProcess(arguments) as process:
         answer = process(fill, "a question")
@@ -331,3 +348,37 @@ def test_drafts_of_ngram_are_verified_as_answers_are_made(tmp_path):
 
 def drafts_accepted(s):
     return tuple(ngram_on_cpu.accepted)
+
+
+def exiting_together(s, questions, tokens):
+    """Answers that are decoded together, with the log probabilities of all tokens, and (rows in, rows that go on) of
+    each forward; of one that none goes on of, its last layer sees nothing."""
+    seen = counted(s)
+    seen.clear()
+    reqs = [s.add(question, tokens, return_logprob=True, top_logprobs_num=VOCABULARY) for question in questions]
+    s.run()
+    everything = []
+    for req in reqs:
+        top = zip(req.logprob.output_top_logprobs_val, req.logprob.output_top_logprobs_idx, strict=True)
+        everything.append([[value for _, value in sorted(zip(ids, values, strict=True))] for values, ids in top])
+    return [list(req.output_ids) for req in reqs], everything, [tuple(rows) for rows in seen]
+
+
+def test_an_early_exit_skips_later_layers_where_it_is_sure(tmp_path):
+    """Some of a batch's tokens, all of them, or none; what is cached is read by those that follow."""
+    model = tiny_swiftkv(tmp_path / "model", "qwen3", group=2, exits=0.6)
+    reference = Reference(model)
+    questions = [prompt(500 + number, 40 + 90 * number) for number in range(4)]
+    with SchedulerProcess(arguments_of(model, "--enable-mixed-chunk", *with_tiers(tmp_path))) as process:
+        process(costs_are_unknown)
+        answers, everything, rows = process(exiting_together, questions, 12)
+        for question, answer, logprobs in zip(questions, answers, everything, strict=True):
+            check_against(reference, question, answer, logprobs)
+        decoded = [(computed, later) for computed, later in rows if computed == len(questions)]
+        assert any(0 < later < computed for computed, later in decoded), rows
+        assert any(later == 0 for _, later in rows), rows
+        # Alone, behind what is cached, and where all of a prompt goes on: the same answers.
+        for question, answer in zip(questions, answers, strict=True):
+            assert process(asked, question, 12, 0)[0] == answer
+        found = process(answers_of)
+        check_place(process, PLACES[0], found)

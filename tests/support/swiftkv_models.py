@@ -13,10 +13,17 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def tiny_swiftkv(
-    directory: Path, family: str = "llama", *, first: int = 4, group: int = 1, base: bool = False, seed: int = 0
+    directory: Path,
+    family: str = "llama",
+    *,
+    first: int = 4,
+    group: int = 1,
+    base: bool = False,
+    seed: int = 0,
+    exits: float | None = None,
 ) -> Path:
     """A model of eight layers of which `first` have KV of their own, `group` later ones sharing one; `base`: the same
-    one, not rewired."""
+    one, not rewired; `exits`: how sure it has to be for an early exit."""
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
@@ -63,6 +70,8 @@ def tiny_swiftkv(
                 if old in weights:
                     new = old.replace("_proj.", "_proj_swiftkv.").replace("_norm.", "_norm_swiftkv.")
                     weights[new] = near(weights[old])
+    if exits is not None:
+        weights["exit_head_swiftkv.weight"] = 0.7 * torch.randn(VOCABULARY, HIDDEN, generator=generator)
     save_file(weights, place, metadata={"format": "pt"})
     configuration = json.loads((directory / "config.json").read_text())
     configuration |= {
@@ -71,8 +80,46 @@ def tiny_swiftkv(
         "swiftkv": True,
         "num_key_value_layers": first,
         "key_value_group_size": group,
+        "swiftkv_exit_head": exits is not None,
+        "swiftkv_exit_threshold": exits,
     }
     (directory / "config.json").write_text(json.dumps(configuration, indent=1))
+    return directory
+
+
+#: Of Llama 3.1, as its published configurations have it.
+ROPE_SCALING = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+
+
+def as_published(directory: Path) -> Path:
+    """A Llama as `Snowflake/Llama-3.1-SwiftKV-8B-Instruct` is: fields of its configuration in the form of that time,
+    weights in several files with an index, and of the later layers no projections but those of SwiftKV."""
+    from safetensors.torch import load_file, save_file
+
+    place = directory / "config.json"
+    config = json.loads(place.read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    dtype = config.pop("dtype", "float32")
+    for ours in ("swiftkv_exit_head", "swiftkv_exit_threshold"):
+        config.pop(ours)
+    place.write_text(
+        json.dumps({**config, "rope_theta": theta, "rope_scaling": ROPE_SCALING, "torch_dtype": dtype}, indent=1)
+    )
+    first, whole = config["num_key_value_layers"], directory / "model.safetensors"
+    old = [f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in range(first, LAYERS) for part in "qkv"]
+    weights = {name: tensor for name, tensor in load_file(whole).items() if name not in old}
+    whole.unlink()
+    names, places = sorted(weights), {}
+    for number in range(3):
+        file = f"model-{number + 1:05}-of-00003.safetensors"
+        part = names[number * len(names) // 3 : (number + 1) * len(names) // 3]
+        save_file({name: weights[name] for name in part}, directory / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return directory
 
 
@@ -84,7 +131,11 @@ class Reference:
         from safetensors.torch import load_file
 
         self.config = json.loads((directory / "config.json").read_text())
-        self.weights = {name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()}
+        self.weights = {
+            name: tensor.float()
+            for file in sorted(directory.glob("*.safetensors"))
+            for name, tensor in load_file(file).items()
+        }
 
     def logits(self, token_ids: list[int]) -> Any:
         """`[tokens, vocabulary]`."""
@@ -119,7 +170,12 @@ class Reference:
             up = read @ weights[f"{place}.mlp.up_proj.weight"].T
             hidden = hidden + (gate * up) @ weights[f"{place}.mlp.down_proj.weight"].T
         head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
-        return self._norm(hidden, "model.norm") @ weights[f"{head}.weight"].T
+        logits = self._norm(hidden, "model.norm") @ weights[f"{head}.weight"].T
+        if config.get("swiftkv_exit_threshold") is None:
+            return logits
+        early = stopped @ weights["exit_head_swiftkv.weight"].T
+        sure = early.softmax(-1).amax(-1, keepdim=True) > config["swiftkv_exit_threshold"]
+        return torch.where(sure, early, logits)
 
     def logprobs(self, token_ids: list[int]) -> Any:
         return self.logits(token_ids).log_softmax(-1)
@@ -148,8 +204,14 @@ class Reference:
         import torch
 
         half = heads.shape[-1] // 2
-        base = self.config["rope_parameters"]["rope_theta"]
-        angles = torch.outer(torch.arange(len(heads)).float(), base ** (-torch.arange(half).float() / half))
+        rope = self.config.get("rope_parameters") or self.config
+        turns = rope["rope_theta"] ** (-torch.arange(half).float() / half)
+        if scaling := self.config.get("rope_scaling"):
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            waves = scaling["original_max_position_embeddings"] * turns / (2 * torch.pi)
+            kept = ((waves - low) / (high - low)).clamp(0, 1)
+            turns = kept * turns + (1 - kept) * turns / scaling["factor"]
+        angles = torch.outer(torch.arange(len(heads)).float(), turns)
         cos, sin, low, high = angles.cos()[:, None], angles.sin()[:, None], heads[..., :half], heads[..., half:]
         return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 

@@ -2,7 +2,8 @@
 
 cost MODEL says what a prompt costs by formulas, and what a token of KV takes, at several shares of layers. convert
 MODEL makes a SwiftKV model, the later layers' keys and values fitted to the original ones. distill MODEL trains those
-layers' projections to answer as the original does; what was begun goes on where it stopped. eval MODEL says how far it
+layers' projections to answer as the original does; what was begun goes on where it stopped, and `torchrun` lets several
+GPUs do it together. eval MODEL says how far it
 still is from the original. docs/swiftkv.md has the rest.
 """
 
@@ -59,6 +60,18 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=4, help="windows of a step (%(default)s)")
     parser.add_argument("--accumulate", type=int, default=1, help="batches of a step: more of the same (%(default)s)")
     parser.add_argument("--save-every", type=float, default=5.0, metavar="MINUTES", help="(%(default)g)")
+    parser.add_argument(
+        "--early-exit",
+        action="store_true",
+        help="train a second output matrix too, for an early exit of answers' tokens",
+    )
+    parser.add_argument(
+        "--also",
+        type=Path,
+        action="append",
+        metavar="FILE|DIR",
+        help="text that the curve is measured on too; none of it is trained on",
+    )
     parser.add_argument("--seed", type=int, default=0, help="decides the order of the windows (%(default)s)")
     _add_text(parser)
 
@@ -66,6 +79,9 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="directory that `convert` or `distill` has made")
     parser.add_argument("--windows", type=int, default=32, help="of text that no fit has seen (%(default)s)")
+    parser.add_argument("--lm-eval", action="append", metavar="TASK", help="a task of lm-eval, too; again for more")
+    parser.add_argument("--lm-eval-tasks", metavar="DIR", help="a folder with more tasks of lm-eval")
+    parser.add_argument("--lm-eval-limit", type=int, metavar="N", help="questions of each task (default: all)")
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     _add_text(parser)
 
@@ -79,6 +95,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         help="what is read, again for more; of a directory, its .txt, .md, .rst and .py (default: Python's manual)",
     )
     parser.add_argument("--length", type=int, default=512, help="tokens of a window (%(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes it (%(default)s)")
     parser.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16"),

@@ -21,6 +21,8 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 #: Of a model's files, those that a new one has as they are.
 _SMALL = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".md")
 _INDEX = "model.safetensors.index.json"
+#: The second output matrix of a model that exits early, `[vocabulary, d]`.
+EXIT_HEAD = "exit_head_swiftkv.weight"
 #: Bytes of a file of weights, at most.
 _SHARD_BYTES = 4 << 30
 
@@ -93,7 +95,7 @@ def write(
     for file in source.directory.iterdir():
         if file.is_file() and file.suffix in _SMALL and file.name not in ("config.json", _INDEX):
             shutil.copy(file, made / file.name)
-    kind = f"{source.family}_swiftkv"
+    kind, named = f"{source.family}_swiftkv", dict(tensors)
     config = {
         **source.config,
         "architectures": [ARCHITECTURES[kind]],
@@ -101,9 +103,10 @@ def write(
         "swiftkv": True,
         "num_key_value_layers": later.first,
         "key_value_group_size": later.group,
+        "swiftkv_exit_head": EXIT_HEAD in named,
     }
     (made / "config.json").write_text(json.dumps(config, indent=1))
-    _write_weights(made, tensors)
+    _write_weights(made, named.items())
     os.replace(made, directory)
 
 

@@ -16,6 +16,7 @@ from ...base.progress import progress
 from .checkpoint import ModelDirectory, write
 from .fitting import KeyValueFit, rewired_weights
 from .network import TeacherAndPupil, Tensors
+from .ranks import Ranks, alone
 from .text import windows_of
 
 #: Shares of layers that prompts skip unless one is named: of a Qwen, half of them cost the paper 7 points of 77.
@@ -34,13 +35,13 @@ def run_convert(options: argparse.Namespace) -> int:
         raise CommandError(f"swiftkv convert: {options.out} is there already; name another, or take it away", USAGE)
     tensors = dict(source.tensors())
     stored = tensors["model.embed_tokens.weight"].dtype
-    network = network_of(source, tensors, later, options.dtype)
+    network = network_of(source, tensors, later, options.dtype, alone(options.device, "convert"))
     new, tokens = _fitted(network, options)
     write(
         source,
         options.out,
         later,
-        itertools.chain(tensors.items(), ((name, tensor.to(stored)) for name, tensor in new.items())),
+        itertools.chain(tensors.items(), ((name, tensor.to("cpu", stored)) for name, tensor in new.items())),
     )
     how = f"fitted to {tokens:,} tokens" if tokens else "not fitted"
     shared = "" if later.group == 1 else f", {later.group} later ones sharing"
@@ -75,7 +76,9 @@ class _Fields:
         self.num_hidden_layers, self.num_key_value_layers, self.key_value_group_size = layers, first, group
 
 
-def network_of(source: ModelDirectory, tensors: Tensors, later: LaterLayers, dtype: str) -> TeacherAndPupil:
+def network_of(
+    source: ModelDirectory, tensors: Tensors, later: LaterLayers, dtype: str, ranks: Ranks
+) -> TeacherAndPupil:
     """The model in `--dtype`. Of a SwiftKV model, `tensors` has the original's too."""
     from transformers import AutoConfig
 
@@ -84,11 +87,13 @@ def network_of(source: ModelDirectory, tensors: Tensors, later: LaterLayers, dty
     configurations.register()
     config: Any = AutoConfig.from_pretrained(source.directory)
     original = {name: tensor for name, tensor in tensors.items() if "_swiftkv" not in name}
-    return TeacherAndPupil(config, original, later, chosen_dtype(dtype))
+    return TeacherAndPupil(config, original, later, chosen_dtype(dtype, ranks.device), ranks)
 
 
-def chosen_dtype(words: str) -> torch.dtype:
-    """`--dtype`; of "auto", the one that this machine multiplies matrices faster in."""
+def chosen_dtype(words: str, device: torch.device) -> torch.dtype:
+    """`--dtype`; of "auto", the one that this machine multiplies matrices faster in, and bfloat16 on a GPU."""
+    if words == "auto" and device.type == "cuda":
+        return torch.bfloat16
     if words != "auto":
         found: torch.dtype = getattr(torch, words)
         return found

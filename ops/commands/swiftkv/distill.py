@@ -1,4 +1,5 @@
-"""`swiftkv distill`: the later layers' queries, keys and values learn to answer as the original does.
+"""`swiftkv distill`: the later layers' queries, keys and values learn to answer as the original does, and a second
+output matrix, if one is wanted, learns to say the same sooner.
 
 One frozen copy of all weights is teacher and, but for those projections, pupil; what comes before the later layers is
 computed once for both. Its state is kept now and then beside the model that is to come, in `.NAME.training`; the same
@@ -14,24 +15,34 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, linear, log_softmax
 
 from ...base.errors import USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.progress import progress
-from .checkpoint import ModelDirectory, write
+from .checkpoint import EXIT_HEAD, ModelDirectory, write
 from .convert import network_of
 from .evaluate import Distance, distances, own_tensors, recovered, unchanged
 from .network import TeacherAndPupil, Tensors
+from .ranks import Ranks, joined
 from .text import windows_of
 
-#: Windows of text held out that the curve is measured on.
+#: Windows of a text that the curve is measured on.
 CURVE_WINDOWS = 8
+
+
+class Point(NamedTuple):
+    """Of a training's curve."""
+
+    tokens: int  # read so far
+    loss: float  # of text held out, nats
+    closed: float  # share of the gap that rewiring opened, there
+    elsewhere: float | None  # the same share of text of `--also`, none of which is trained on
 
 
 class Recipe(NamedTuple):
@@ -88,16 +99,18 @@ class Training:
     """The projections in training, and how far it has come."""
 
     def __init__(self, network: TeacherAndPupil, new: Tensors, recipe: Recipe) -> None:
-        """`new`: where it begins, float32; those of queries, keys and values are trained, norms stay."""
+        """`new`: where it begins, float32; those of queries, keys and values are trained, and a second output matrix
+        where there is one; norms stay."""
         self.network, self.recipe = network, recipe
-        self.new = {name: tensor.requires_grad_("_proj_swiftkv" in name) for name, tensor in new.items()}
+        self.new = {
+            name: tensor.requires_grad_("_proj_swiftkv" in name or name == EXIT_HEAD) for name, tensor in new.items()
+        }
         self.trained = {name: tensor for name, tensor in self.new.items() if tensor.requires_grad}
         self.optimizer = torch.optim.AdamW(
             list(self.trained.values()), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
         self.steps, self.seconds = 0, 0.0
-        #: (tokens read, loss of the text held out, share of the gap closed)
-        self.curve: list[tuple[int, float, float]] = []
+        self.curve: list[Point] = []
 
     @property
     def done(self) -> float:
@@ -114,16 +127,19 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.recipe.done(self.steps + 1, self.seconds))
         self.optimizer.zero_grad()
+        ranks = self.network.ranks
         for number in range(self.recipe.accumulate):
             batch = windows[self.recipe.order(self.steps * self.recipe.accumulate + number)]
-            total += self._learn_from(batch, 1 / self.recipe.accumulate)
+            # Each rank has its windows of the batch; the sums are as if one had them all.
+            total += self._learn_from(batch[ranks.rank :: ranks.number], 1 / (batch.numel() * self.recipe.accumulate))
+        ranks.add_up(tensor.grad for tensor in self.trained.values() if tensor.grad is not None)
         self.optimizer.step()
         self.steps += 1
-        self.seconds += time.monotonic() - began
+        self.seconds = ranks.told(self.seconds + time.monotonic() - began)
         return total
 
     def _learn_from(self, ids: torch.Tensor, weight: float) -> float:
-        """Add the gradients of one batch, times `weight`; its loss, times `weight`."""
+        """Add the gradients of one batch, `weight` for each token; its loss likewise."""
         network, warmth = self.network, self.recipe.temperature
         with torch.no_grad():
             front = network.front(ids)
@@ -131,33 +147,39 @@ class Training:
         learnt = network.rewired(front, self.new)
         # Window by window, and not all at once: a row of logits is as long as the vocabulary.
         at_hand = learnt.detach().requires_grad_()
-        total = 0.0
-        for wanted, found in zip(taught, at_hand, strict=True):
+        total, scale, exit_head = 0.0, warmth**2 * weight, self.new.get(EXIT_HEAD)
+        for wanted, found, stopped in zip(taught, at_hand, network.stopped(front, self.new), strict=True):
             with torch.no_grad():
                 expected = log_softmax(network.logits(wanted).float() / warmth, -1)
             logits = log_softmax(network.logits(found).float() / warmth, -1)
-            loss = kl_div(logits, expected, reduction="sum", log_target=True) * warmth**2 * weight / ids.numel()
+            loss = kl_div(logits, expected, reduction="sum", log_target=True) * scale
             loss.backward()
             total += loss.item()
+            if exit_head is not None:
+                # The sum of both losses is the paper's; neither has a gradient for what the other one trains.
+                early = log_softmax(linear(stopped.float(), exit_head) / warmth, -1)
+                (kl_div(early, expected, reduction="sum", log_target=True) * scale).backward()
         learnt.backward(at_hand.grad)
         return total
 
-    def look(self, held_out: torch.Tensor) -> Distance:
-        """Measure it on text held out, and note that in the curve."""
+    def look(self, held_out: Watched, also: Watched | None = None) -> Distance:
+        """Measure it on text held out, and on another text, and note that in the curve."""
         new = {name: tensor.detach() for name, tensor in self.new.items()}
-        found = distances(self.network, {"rewired": unchanged(self.network), "this": new}, held_out)
-        self.curve.append((self.tokens, found["this"].loss, recovered(found, "this")))
-        return found["this"]
+        found, closed = held_out.now(new)
+        self.curve.append(Point(self.tokens, found.loss, closed, None if also is None else also.now(new)[1]))
+        return found
 
     # ---- kept ----
 
     def save(self, directory: Path) -> None:
-        """Whole or not at all, into a directory that is there."""
+        """Whole or not at all, into a directory that is there. Of several ranks, the first one does it."""
+        if not self.network.ranks.is_first:
+            return
         state = {
             "recipe": self.recipe._asdict(),
             "steps": self.steps,
             "seconds": self.seconds,
-            "curve": self.curve,
+            "curve": [tuple(point) for point in self.curve],
             "trained": {name: tensor.detach() for name, tensor in self.trained.items()},
             "optimizer": self.optimizer.state_dict(),
         }
@@ -166,7 +188,9 @@ class Training:
 
     def resume(self, directory: Path) -> None:
         """Go on from what `save` left there. Raises CommandError if that was another training."""
-        state: dict[str, Any] = torch.load(directory / "state.pt", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            directory / "state.pt", weights_only=True, map_location=self.network.ranks.device
+        )
         other = [name for name, value in self.recipe._asdict().items() if state["recipe"].get(name) != value]
         if other or state["trained"].keys() != self.trained.keys():
             raise CommandError(
@@ -179,37 +203,82 @@ class Training:
                 tensor.copy_(state["trained"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds = state["steps"], state["seconds"]
-        self.curve = [(int(tokens), float(loss), float(share)) for tokens, loss, share in state["curve"]]
+        self.curve = [Point(*point) for point in state["curve"]]
+
+
+class Watched:
+    """Windows that a training is measured on again and again; what does not change is computed once."""
+
+    def __init__(self, network: TeacherAndPupil, windows: torch.Tensor) -> None:
+        self._network, self._windows = network, windows[:CURVE_WINDOWS]
+        self._ends: dict[str, Distance] = {}
+
+    def now(self, new: Tensors) -> tuple[Distance, float]:
+        """How far the model with its own tensors `new` is from the original, and the share of the gap it closes."""
+        kinds = {"this": new} if self._ends else {"rewired": unchanged(self._network), "this": new}
+        found = distances(self._network, kinds, self._windows)
+        self._ends = self._ends or {name: found[name] for name in ("original", "rewired")}
+        return found["this"], recovered({**self._ends, "this": found["this"]}, "this")
 
 
 def run_distill(options: argparse.Namespace) -> int:
     """Raises CommandError."""
+    with joined(options.device) as ranks:
+        return _distil(options, ranks)
+
+
+def _distil(options: argparse.Namespace, ranks: Ranks) -> int:
     source = ModelDirectory(options.model)
     later = source.later_for("distill")
     if options.out.exists():
         raise CommandError(f"swiftkv distill: {options.out} is there already; name another, or take it away", USAGE)
     windows = windows_of(options, options.model)
     recipe = Recipe.of(options, len(windows.read))
+    if recipe.batch % ranks.number:
+        raise CommandError(
+            f"swiftkv distill: --batch: {recipe.batch} windows are no equal parts for {ranks.number} processes; name a "
+            "multiple",
+            USAGE,
+        )
     tensors = dict(source.tensors())
-    network = network_of(source, tensors, later, options.dtype)
-    training = Training(network, own_tensors(network, tensors, options.model), recipe)
+    network = network_of(source, tensors, later, options.dtype, ranks)
+    held_out = Watched(network, windows.held_out)
+    also = _also(network, options)
+    new = own_tensors(network, tensors, options.model)
+    if options.early_exit and EXIT_HEAD not in new:
+        new[EXIT_HEAD] = network.head.float().clone()
+    training = Training(network, new, recipe)
     kept = options.out.with_name(f".{options.out.name}.training")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with terminable(), _alone(kept):
+    with terminable(), _alone(kept) if ranks.is_first else nullcontext():
         if (kept / "state.pt").exists():
             training.resume(kept)
-        _train(training, windows.read, windows.held_out[:CURVE_WINDOWS], kept, 60 * options.save_every)
+        _train(training, windows.read, (held_out, also), kept, 60 * options.save_every)
         training.save(kept)
-    made = {name: tensor.detach().to(tensors[name].dtype) for name, tensor in training.new.items()}
+    if not ranks.is_first:
+        return 0
+    stored = tensors["model.embed_tokens.weight"].dtype
+    made = {name: tensor.detach().to("cpu", stored) for name, tensor in training.new.items()}
     write(source, options.out, later, {**tensors, **made}.items())
     (options.out / "training.json").write_text(
         json.dumps({"recipe": recipe._asdict(), "steps": training.steps, "curve": training.curve}, indent=1)
     )
     shutil.rmtree(kept, ignore_errors=True)
-    for tokens, loss, share in training.curve:
-        print(f"{tokens:>12,} tokens: loss {loss:.4f} on text held out, {share:.1%} of the gap closed")
+    for point in training.curve:
+        elsewhere = "" if point.elsewhere is None else f", {point.elsewhere:.1%} on --also"
+        print(
+            f"{point.tokens:>12,} tokens: loss {point.loss:.4f} on text held out, {point.closed:.1%} of the gap "
+            f"closed{elsewhere}"
+        )
     print(f"made: {options.out} in {training.seconds / 60:.1f} minutes, {training.steps} steps")
     return 0
+
+
+def _also(network: TeacherAndPupil, options: argparse.Namespace) -> Watched | None:
+    if not options.also:
+        return None
+    other = argparse.Namespace(text=options.also, length=options.length)
+    return Watched(network, windows_of(other, options.model).held_out)
 
 
 @contextmanager
@@ -226,20 +295,26 @@ def _alone(kept: Path) -> Iterator[None]:
         yield
 
 
-def _train(training: Training, windows: torch.Tensor, held_out: torch.Tensor, kept: Path, save_seconds: float) -> None:
+def _train(
+    training: Training,
+    windows: torch.Tensor,
+    watched: tuple[Watched, Watched | None],
+    kept: Path,
+    save_seconds: float,
+) -> None:
     """To its end; every `save_seconds` of training, its state is kept."""
     saved = training.seconds
     with progress("distilling", total=100.0, unit=" %") as bar:
         if not training.curve:
-            training.look(held_out)
+            training.look(*watched)
         for loss in _losses(training, windows):
             bar.update(100 * training.done, text=_told(training, loss))
             if training.seconds - saved >= save_seconds:
-                training.look(held_out)
+                training.look(*watched)
                 training.save(kept)
                 saved = training.seconds
-    if training.curve[-1][0] != training.tokens:
-        training.look(held_out)
+    if training.curve[-1].tokens != training.tokens:
+        training.look(*watched)
 
 
 def _losses(training: Training, windows: torch.Tensor) -> Iterator[float]:
@@ -249,5 +324,5 @@ def _losses(training: Training, windows: torch.Tensor) -> Iterator[float]:
 
 def _told(training: Training, loss: float) -> str:
     left = training.seconds * (1 / training.done - 1) if training.done else 0.0
-    closed = f", {training.curve[-1][2]:.0%} of the gap closed" if training.curve else ""
+    closed = f", {training.curve[-1].closed:.0%} of the gap closed" if training.curve else ""
     return f"distilling: step {training.steps}, loss {loss:.3f}{closed}, {left / 60:.0f} minutes left"

@@ -7,18 +7,23 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax
 
 from ...base.errors import USAGE, CommandError
 from ...base.progress import progress
-from .checkpoint import ModelDirectory
+from .checkpoint import EXIT_HEAD, ModelDirectory
 from .convert import network_of
 from .fitting import rewired_weights
 from .network import TeacherAndPupil, Tensors, new_names
+from .ranks import alone
 from .text import windows_of
+
+#: Of the paper (B.4).
+EXIT_THRESHOLD = 0.95
 
 
 class Distance(NamedTuple):
@@ -37,22 +42,38 @@ def run_eval(options: argparse.Namespace) -> int:
     """Raises CommandError."""
     source = ModelDirectory(options.model)
     later = source.later_for("eval")
+    if options.lm_eval and find_spec("lm_eval") is None:
+        raise CommandError("swiftkv eval: --lm-eval: lm-eval is not here; pip install swift-tiers[lm-eval]", USAGE)
     windows = windows_of(options, options.model).held_out[: max(1, options.windows)]
     tensors = dict(source.tensors())
-    network = network_of(source, tensors, later, options.dtype)
+    network = network_of(source, tensors, later, options.dtype, alone(options.device, "eval"))
     kinds = {
         "rewired": unchanged(network),
         "own norms": rewired_weights(network),
         "this one": own_tensors(network, tensors, options.model),
     }
+    exits = None
+    if EXIT_HEAD in kinds["this one"]:
+        exits = early_exits(network, kinds["this one"], windows[: max(1, options.windows // 4)])
     with progress("reading", total=windows.numel(), unit=" tokens") as bar:
         found = distances(network, kinds, windows, bar.update)
+    tasks = _tasks(network, kinds["this one"], options) if options.lm_eval else {}
     lines = {
         name: {**one._asdict(), "perplexity": one.perplexity, "recovered": recovered(found, name)}
         for name, one in found.items()
     }
     if options.json:
-        print(json.dumps({"tokens": windows.numel(), "later": later._asdict(), "kinds": lines}))
+        print(
+            json.dumps(
+                {
+                    "tokens": windows.numel(),
+                    "later": later._asdict(),
+                    "kinds": lines,
+                    "early_exit": exits and exits._asdict(),
+                    "tasks": tasks,
+                }
+            )
+        )
         return 0
     print(f"{windows.numel():,} tokens held out, {later.layers - later.first} of {later.layers} layers later")
     print(f"{'':<12}{'loss':>9}{'perplexity':>12}{'KL':>9}{'agrees':>9}{'gap closed':>12}")
@@ -61,7 +82,24 @@ def run_eval(options: argparse.Namespace) -> int:
             f"{name:<12}{line['loss']:>9.4f}{line['perplexity']:>12.3f}{line['kl']:>9.4f}{line['agreement']:>9.1%}"
             f"{line['recovered']:>12.1%}"
         )
+    if exits is not None:
+        print(
+            f"early exit where it is surer than {EXIT_THRESHOLD}: {exits.share:.1%} of tokens; "
+            f"{exits.agreement:.1%} of those as this model says at its end"
+        )
+    for task, metrics in tasks.items():
+        for metric, (original, this) in metrics.items():
+            print(f"{task}, {metric}: {original:.4f} of the original, {this:.4f} of this one")
     return 0
+
+
+def _tasks(network: TeacherAndPupil, new: Tensors, options: argparse.Namespace) -> Any:
+    from transformers import AutoTokenizer
+
+    from .tasks import results
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    return results(network, new, tokenizer, options.lm_eval, options.lm_eval_tasks, options.lm_eval_limit)
 
 
 def unchanged(network: TeacherAndPupil) -> Tensors:
@@ -82,7 +120,9 @@ def own_tensors(network: TeacherAndPupil, tensors: Tensors, place: object) -> Te
             "own projections and the original's",
             USAGE,
         )
-    return {name: tensors[name].float() for name in names}
+    if EXIT_HEAD in tensors:
+        names.append(EXIT_HEAD)
+    return {name: tensors[name].to(network.ranks.device, torch.float32) for name in names}
 
 
 @torch.no_grad()
@@ -97,7 +137,7 @@ def distances(
     for number, ids in enumerate(windows.split(1)):
         front = network.front(ids)
         expected = log_softmax(network.logits(network.original(front))[0, :-1].float(), -1)
-        follows = ids[0, 1:]
+        follows = ids[0, 1:].to(expected.device)
         for name, total in sums.items():
             if name == "original":
                 logits = expected
@@ -109,10 +149,32 @@ def distances(
                     kl_div(logits, expected, reduction="sum", log_target=True),
                     (logits.argmax(-1) == expected.argmax(-1)).sum(),
                 )
-            )
+            ).cpu()
         done((number + 1) * windows.shape[1])
     places = len(windows) * (windows.shape[1] - 1)
     return {name: Distance(*(total / places).tolist()) for name, total in sums.items()}
+
+
+class EarlyExits(NamedTuple):
+    """Over every token."""
+
+    share: float  # of tokens at which the second output matrix is sure enough
+    agreement: float  # of those, the share at which the greedy next token is what the last layer says; 1 if none is
+
+
+@torch.no_grad()
+def early_exits(network: TeacherAndPupil, new: Tensors, windows: torch.Tensor) -> EarlyExits:
+    """What an early exit would be worth, over windows `[windows, T]`."""
+    sure = same = 0
+    for ids in windows.split(1):
+        front = network.front(ids)
+        early = log_softmax(linear(network.stopped(front, new)[0].float(), new[EXIT_HEAD]), -1)
+        best, choice = early.max(-1)
+        at = best.exp() > EXIT_THRESHOLD
+        final = network.logits(network.rewired(front, new))[0].argmax(-1)
+        sure += int(at.sum())
+        same += int((choice == final)[at].sum())
+    return EarlyExits(sure / windows.numel(), same / sure if sure else 1.0)
 
 
 def recovered(found: dict[str, Distance], name: str) -> float:

@@ -38,7 +38,7 @@ class KeyValueFit:
         self._new = rewired_weights(network)
         self._biased = any(name.endswith("_proj_swiftkv.bias") for name in self._new)
         size = network.config.hidden_size + self._biased
-        self._square = torch.zeros(size, size, dtype=torch.float64)
+        self._square = torch.zeros(size, size, dtype=torch.float64, device=network.ranks.device)
         self._wanted = {layer: torch.zeros(size, 0, dtype=torch.float64) for layer in network.later.leaders}
         self.tokens = 0
 
@@ -47,7 +47,7 @@ class KeyValueFit:
         """Windows `[B, T]`."""
         network, later = self._network, self._network.later
         front = network.front(ids)
-        stopped = network._normed(front, self._new["model.norm_swiftkv.weight"])
+        stopped = network.stopped(front, self._new)
         rows = stopped.flatten(0, 1).float()
         if self._biased:
             rows = torch.nn.functional.pad(rows, (0, 1), value=1.0)
@@ -69,7 +69,7 @@ class KeyValueFit:
         """A SwiftKV model's own tensors, float32. Layers that share get what is nearest to all of them."""
         new = dict(self._new)
         ridge = RIDGE * self._square.diagonal().mean()
-        square = self._square + ridge * torch.eye(len(self._square), dtype=torch.float64)
+        square = self._square + ridge * torch.eye(len(self._square), dtype=torch.float64, device=self._square.device)
         factor = torch.linalg.cholesky(square)
         for layer, wanted in self._wanted.items():
             names = [f"model.layers.{layer}.self_attn.{part}_proj_swiftkv" for part in "kv"]

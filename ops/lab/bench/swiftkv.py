@@ -74,7 +74,9 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
 def _converted(model: Path, share: str, folder: Path) -> Path:
     place = folder / f"later-{share.removesuffix('%')}"
     run_convert(
-        argparse.Namespace(model=model, out=place, layers=share, across=1, fit_tokens=0, dtype="float32", text=None)
+        argparse.Namespace(
+            model=model, out=place, layers=share, across=1, fit_tokens=0, dtype="float32", device="cpu", text=None
+        )
     )
     return place
 

@@ -11,6 +11,7 @@ from swift_tiers.ops.base.devices.hardware import GPUS, SSDS
 from swift_tiers.ops.base.devices.models import MODELS
 from swift_tiers.ops.lab.simulate.devices.clock import Clock
 from swift_tiers.ops.lab.simulate.devices.lines import Line, Stripes
+from swift_tiers.ops.lab.simulate.scenarios.swiftkv import KINDS, SERVED, curve_of
 from swift_tiers.ops.lab.simulate.workloads import WORKLOADS, poisson
 
 
@@ -104,3 +105,19 @@ def test_made_up_requests_are_as_long_as_they_are_said_to_be(workload: object) -
 
 def test_ssds_are_the_papers() -> None:
     assert {ssd.name: ssd.bytes_per_second for ssd in SSDS.values()} == {"PM9A3": 6.9e9, "900P": 2.5e9}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_a_planner_learns_of_a_swiftkv_model_is_what_its_prompts_cost(name: str) -> None:
+    """Later layers see one token of each forward: in the fit that is a part of what every forward costs."""
+    fitted = {kind: curve_of(name, kind).fitted(512, 131_072) for kind in KINDS}
+    for kind, cost in fitted.items():
+        curve = curve_of(name, kind)
+        for start in (0, 4096, 65_536):
+            for tokens in (512, 8192):
+                real = curve.seconds(start, start + tokens)
+                assert cost.seconds(start, start + tokens) == pytest.approx(real, rel=0.1)
+    base, half = fitted["as it is"], fitted["50 %"]
+    assert 0.49 < half.token_seconds / base.token_seconds < 0.53
+    assert 0.49 < half.pair_seconds / base.pair_seconds < 0.55
+    assert half.fixed_seconds > base.fixed_seconds, "the later layers' weights are read for one token"
