@@ -80,6 +80,7 @@ class Direct:
 
     def end(self, restore) -> None:
         self.stack.restorer.release(restore)
+        self.reads.settle()  # what is read for nobody any more holds its page until it has been
         check(self.stack)
 
 

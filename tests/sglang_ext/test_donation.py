@@ -326,7 +326,9 @@ def scheduler_page(tier: PeerTier) -> int:
 
 def test_what_a_borrower_keeps_is_there_until_it_is_recalled_and_harms_nobody(scheduler, expected) -> None:
     with borrower(scheduler) as tier:
-        Busy(scheduler).until(lambda: tier.capacity_bytes > 150 * scheduler_page(tier))
+        # So much that a long request needs a part of it back, the oldest lease's too.
+        much = 150 * PAGE // scheduler(facts)["page_tokens"] * scheduler_page(tier)
+        Busy(scheduler).until(lambda: tier.capacity_bytes > much)
         pages = [np.random.default_rng(seed).integers(0, 256, scheduler_page(tier), np.uint8) for seed in range(60)]
         places = [write(tier, page) for page in pages]
         assert scheduler(answers, [1, 2, 3]) == expected
