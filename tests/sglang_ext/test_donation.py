@@ -326,10 +326,11 @@ def scheduler_page(tier: PeerTier) -> int:
 
 def test_what_a_borrower_keeps_is_there_until_it_is_recalled_and_harms_nobody(scheduler, expected) -> None:
     with borrower(scheduler) as tier:
-        # So much that a long request needs a part of it back, the oldest lease's too.
-        much = 150 * PAGE // scheduler(facts)["page_tokens"] * scheduler_page(tier)
-        Busy(scheduler).until(lambda: tier.capacity_bytes > much)
-        pages = [np.random.default_rng(seed).integers(0, 256, scheduler_page(tier), np.uint8) for seed in range(60)]
+        # Of a pool of 4,096 tokens: the memory of 2,400 is lent, that of 960 used, and the long request leaves 596.
+        times = PAGE // scheduler(facts)["page_tokens"]
+        Busy(scheduler).until(lambda: tier.capacity_bytes > 150 * times * scheduler_page(tier))
+        draws = map(np.random.default_rng, range(60 * times))
+        pages = [draw.integers(0, 256, scheduler_page(tier), np.uint8) for draw in draws]
         places = [write(tier, page) for page in pages]
         assert scheduler(answers, [1, 2, 3]) == expected
         kept = [read(tier, place, page) for place, page in zip(places, pages, strict=True)]
