@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.ops.lab.torture.outcome import Outcome, live
-from swift_tiers.ops.lab.torture.plan import BORROWED, WORLDS, make_plan
+from swift_tiers.ops.lab.torture.plan import BORROWED, WORLDS
 
 from support.defects import FOUND, NOT_FOUND, Defect
-from support.mutate import mutate
+from support.finding import first_failure, put_in
 
 #: Seeds of each kind of world within which each is found.
 MOST = 100
@@ -25,28 +24,16 @@ QUICK = {
 }
 
 
-def first_failure(defect: Defect) -> Outcome | None:
-    """The first world that fails with this defect; None if none does."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
-        for seed in range(defect.seed, defect.seed + MOST):
-            for kind in KINDS:
-                outcome = live(make_plan(kind, seed, fine=defect.fine))
-                if outcome.error is not None:
-                    return outcome
-    return None
-
-
 @pytest.mark.parametrize("defect", [one for one in FOUND if one.name in QUICK], ids=lambda defect: defect.name)
 def test_some_defects_are_found_at_once(defect: Defect) -> None:
-    assert first_failure(defect) is not None
+    assert first_failure(defect, KINDS, MOST) is not None
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("defect", FOUND, ids=lambda defect: defect.name)
 def test_defects_are_found(defect: Defect) -> None:
     """In the default run: `test_some_defects_are_found_at_once`."""
-    assert first_failure(defect) is not None
+    assert first_failure(defect, KINDS, MOST) is not None
 
 
 def test_the_table_is_as_long_as_it_says() -> None:
@@ -60,5 +47,5 @@ def test_the_table_is_as_long_as_it_says() -> None:
 @pytest.mark.parametrize("defect", NOT_FOUND, ids=lambda defect: defect.name)
 def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
     """The table follows the engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+    with put_in(defect):
+        pass

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from swift_tiers.ops.lab.torture.outcome import Outcome, live
+from swift_tiers.ops.lab.torture.outcome import live
 from swift_tiers.ops.lab.torture.plan import make_plan
 
 from support.defects import Defect
+from support.finding import first_failure, put_in
 from support.lending_defects import IN_LENDING, NOT_FOUND_IN_LENDING
-from support.mutate import mutate
 
 #: Seeds within which each is found.
 MOST = 100
@@ -26,31 +26,23 @@ QUICK = {
 }
 
 
-def first_failure(defect: Defect) -> Outcome | None:
-    """The first world that fails with this defect; None if none does."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
-        outcomes = (live(make_plan("borrowed", seed)) for seed in range(MOST))
-        return next((outcome for outcome in outcomes if outcome.error is not None), None)
-
-
 @pytest.mark.parametrize("defect", [one for one in IN_LENDING if one.name in QUICK], ids=lambda defect: defect.name)
 def test_some_defects_of_lending_are_found_at_once(defect: Defect) -> None:
-    assert first_failure(defect) is not None
+    assert first_failure(defect, ("borrowed",), MOST) is not None
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("defect", IN_LENDING, ids=lambda defect: defect.name)
 def test_defects_of_lending_are_found(defect: Defect) -> None:
     """In the default run: `test_some_defects_of_lending_are_found_at_once`."""
-    assert first_failure(defect) is not None
+    assert first_failure(defect, ("borrowed",), MOST) is not None
 
 
 @pytest.mark.parametrize("defect", NOT_FOUND_IN_LENDING, ids=lambda defect: defect.name)
 def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
     """The table follows the engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+    with put_in(defect):
+        pass
 
 
 def test_a_seed_is_one_history() -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from swift_tiers.ops.lab.torture.neighbours import RankedDonor
 from swift_tiers.ops.lab.torture.neighbours.rival import Rival
-from swift_tiers.ops.lab.torture.outcome import Outcome, live
+from swift_tiers.ops.lab.torture.outcome import live
 from swift_tiers.ops.lab.torture.plan import make_plan
 from swift_tiers.radix_tiering.base.virtual import TaskDied, VirtualRunner
 from swift_tiers.radix_tiering.lending.donation import rank_lender
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from support.defects import Defect
-from support.mutate import mutate
+from support.finding import first_failure, put_in
 from support.rank_lending_defects import IN_RANK_LENDING, NOT_FOUND_IN_RANK_LENDING
 
 #: Worlds of the default run, and of `--all`.
@@ -68,14 +68,6 @@ def test_a_seed_is_one_history() -> None:
     assert first.history
 
 
-def first_failure(defect: Defect) -> Outcome | None:
-    """The first world that fails with this defect; None if none does."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
-        outcomes = (live(make_plan("ranked", seed)) for seed in range(MOST))
-        return next((outcome for outcome in outcomes if outcome.error is not None), None)
-
-
 @pytest.mark.parametrize(
     "defect",
     [one if one.name in AT_ONCE else pytest.param(one, marks=pytest.mark.exhaustive) for one in IN_RANK_LENDING],
@@ -83,14 +75,14 @@ def first_failure(defect: Defect) -> Outcome | None:
 )
 def test_defects_of_lending_together_are_found(defect: Defect) -> None:
     """Two of them in the default run, too."""
-    assert first_failure(defect) is not None
+    assert first_failure(defect, ("ranked",), MOST) is not None
 
 
 @pytest.mark.parametrize("defect", NOT_FOUND_IN_RANK_LENDING, ids=lambda defect: defect.name)
 def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
     """The table follows the engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+    with put_in(defect):
+        pass
 
 
 @pytest.mark.parametrize("most_runs", [rank_lender.MOST_RUNS, 1])
