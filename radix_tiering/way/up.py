@@ -50,6 +50,9 @@ UNCHECKED = "could not be verified"
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
 
+#: Pages of a restore, by where they are in it, and their checksums; None: it could not be computed.
+_Looked = Sequence[tuple[int, bytes | None]]
+
 
 class Restorer:
     """Runs restores on one worker thread ("swift-restore"); reads complete on the threads of their tiers."""
@@ -305,26 +308,23 @@ class Restorer:
         if self._verify_first and restore.state is RestoreState.RUNNING:
             self._look_at(restore, 0, len(restore.sources), partial(self._checked, restore))
 
-    def _look_at(
-        self, restore: Restore, first: int, end: int, told: Callable[[Sequence[int], Sequence[bytes] | None], None]
-    ) -> int:
+    def _look_at(self, restore: Restore, first: int, end: int, told: Callable[[_Looked], None]) -> int:
         """Compute the checksums of those of pages `[first, end)` that were in host memory when they were claimed, and
-        are kept there by their pins; `told` is called with a part of them at a time. How many times. Lock held."""
+        are kept there by their pins; `told` is called with a part of them at a time, on a thread of the checkers. How
+        many times. Lock held."""
         resident = [unit for unit in range(first, end) if restore.sources[unit] == HOST]
         starts = range(0, len(resident), self._checkers.together)
         for start in starts:
             units = resident[start : start + self._checkers.together]
             slots = [restore.claimed[unit].slot for unit in units]
-            self._checkers.check(slots, partial(told, units))
+            self._checkers.check(slots, partial(_tell, told, units))
         return len(starts)
 
-    def _checked(self, restore: Restore, units: Sequence[int], digests: Sequence[bytes] | None) -> None:
-        """These pages of a restore have these checksums. On a thread of the checkers."""
+    def _checked(self, restore: Restore, looked: _Looked) -> None:
         with self._table.lock:
             if restore.state is not RestoreState.RUNNING:
                 return  # no longer pinned: the slots may hold other pages by now
-            known: Sequence[bytes | None] = digests or [None] * len(units)
-            for unit, digest in zip(units, known, strict=True):
+            for unit, digest in looked:
                 page = restore.claimed[unit]
                 self._settle(restore, unit, HOST, DROPPED if page.dropped else self._damage(page, digest))
             self._finish_if_settled(restore)
@@ -551,14 +551,12 @@ class Restorer:
             self._reads.batch.set_computing(restore, False)
             self._reads.pump()
 
-    def _checked_for_layers(self, restore: Restore, units: Sequence[int], digests: Sequence[bytes] | None) -> None:
-        """On a thread of the checkers."""
+    def _checked_for_layers(self, restore: Restore, looked: _Looked) -> None:
         with self._table.lock:
             restore.unchecked -= 1
             if restore.state is RestoreState.RELEASED:
                 return
-            known: Sequence[bytes | None] = digests or [None] * len(units)
-            for unit, digest in zip(units, known, strict=True):
+            for unit, digest in looked:
                 self._settle(restore, unit, HOST, self._damage(restore.claimed[unit], digest))
 
     def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
@@ -607,17 +605,16 @@ class Restorer:
         with self._table.lock:
             count = 0
             if self._verify_beside and restore.state is not RestoreState.RELEASED:
-                count = self._look_at(restore, first, end, lambda units, digests: looks.put((units, digests)))
+                count = self._look_at(restore, first, end, looks.put)
 
         def wait() -> None:
             damage = set[str]()
             for _ in range(count):
-                units, digests = looks.get()
+                looked = looks.get()
                 with self._table.lock:
-                    for unit, digest in zip(units, digests or [None] * len(units), strict=True):
-                        damage.add(self._damage(restore.claimed[unit], digest))
-            if damage - {""}:
-                raise DamagedPageError(f"a page in host memory: {', '.join(sorted(damage - {''}))}")
+                    damage.update(self._damage(restore.claimed[unit], digest) for unit, digest in looked)
+            if said := ", ".join(sorted(damage - {""})):
+                raise DamagedPageError(f"a page in host memory: {said}")
 
         return wait
 
@@ -713,3 +710,9 @@ class Restorer:
                 job()
             except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
                 self._events.emit("restore.error", error=repr(error))
+
+
+def _tell(told: Callable[[_Looked], None], units: Sequence[int], digests: Sequence[bytes] | None) -> None:
+    """What the checkers have found of these pages of a restore."""
+    known: Sequence[bytes | None] = digests or [None] * len(units)
+    told(list(zip(units, known, strict=True)))

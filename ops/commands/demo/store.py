@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +43,7 @@ def check_library() -> None:
         raise CommandError(f"Mooncake Store cannot be loaded ({problem}): {remedy}")
 
 
-class StorePart:
+class StorePart(ABC):
     """The master or one node, in a process that ends with this one. `start` again after `kill`: empty, under the same
     name."""
 
@@ -51,9 +52,9 @@ class StorePart:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
+    @abstractmethod
     def start(self) -> None:
         """Raises CommandError if it does not start."""
-        raise NotImplementedError
 
     def _spawn(self, command: Sequence[str], descriptors: Sequence[int] = ()) -> None:
         with open(self._log, "ab") as log:
