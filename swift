@@ -109,6 +109,8 @@ def test(arguments: "list[str]") -> None:
         # One process for the tests that start servers, which wait for much of their time, and two for all others. A
         # fourth was tried on two cores: it is no faster, and what is slow then runs into its time limit.
         arguments += ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    # Hundreds of processes import the same modules, which are compiled once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.chdir(ROOT)
     os.execv(python, [python, "-m", "pytest", *arguments])
 

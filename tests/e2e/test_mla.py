@@ -38,6 +38,7 @@ def model(site):
     return str(tiny_mla(site.root / "mla"))
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_agree(site, model, monkeypatch):
     directory = site.root / "tp"
     directory.mkdir()

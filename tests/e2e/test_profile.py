@@ -106,6 +106,7 @@ def test_nothing_is_left_behind(made: Profile, place: Path) -> None:
     assert not any((place / "ssd").iterdir())
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_does_not_start_is_one_line_and_its_log(place: Path) -> None:
     result = profile(place, "--no-such-option-of-a-server", "1")
     assert result.returncode == 1

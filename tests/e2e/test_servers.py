@@ -230,6 +230,7 @@ def assert_others_never_hit(site, main, answers, **others) -> None:
     assert hits > 0, "its own pages are still there"
 
 
+@pytest.mark.exhaustive  # of one scheduler, the default run has it in sglang_ext/test_identity_of_starts.py
 def test_other_weights_never_hit(site, main, answers):
     """The deleted device joins again, blank."""
     other_model = tiny_model(site.root / "other-model", seed=1)

@@ -254,10 +254,9 @@ def read(tier: PeerTier, place, data: np.ndarray) -> tuple[ReadOutcome, bool]:
     scope="module",
     params=[
         "layer-major",
-        "tokens",
         *(
             pytest.param(layout, marks=pytest.mark.exhaustive)
-            for layout in ("block-major", "block-major tokens", "device")
+            for layout in ("tokens", "block-major", "block-major tokens", "device")
         ),
     ],
 )

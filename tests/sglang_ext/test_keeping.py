@@ -138,7 +138,7 @@ def close(s) -> None:
 # ---- the tests ----
 
 
-def start(tmp_path_factory, keep: str, environment: dict[str, str] | None = None) -> SchedulerProcess:
+def start(tmp_path_factory, keep: str, prepare: str = "") -> SchedulerProcess:
     from swift_tiers.ops.base.model import tiny_model
 
     bus = tmp_path_factory.mktemp("bus")
@@ -153,12 +153,12 @@ def start(tmp_path_factory, keep: str, environment: dict[str, str] | None = None
         "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
         "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
     ]  # fmt: skip
-    return SchedulerProcess(arguments, environment)
+    return SchedulerProcess(arguments, prepare=prepare)
 
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory) -> Iterator[SchedulerProcess]:
-    with start(tmp_path_factory, "1h", {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}) as process:
+    with start(tmp_path_factory, "1h", prepare="support.retracting.install") as process:
         yield process
         process(close)
 

@@ -54,7 +54,14 @@ def pool_of(s):
     return type(kvcache).__name__, s.linker.pool.geometry.row_bytes
 
 
-@pytest.fixture(scope="module", params=KINDS)
+#: Processes that import all of SGLang for themselves.
+SLOW = {name for name, kind in KINDS.items() if kind.environment}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name for name in KINDS],
+)
 def kind(request):
     return KINDS[request.param]
 

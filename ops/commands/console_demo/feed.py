@@ -129,13 +129,15 @@ class DemoFeed(Feed):
         self,
         *,
         steers: bool = True,
+        before: float = BEFORE,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`wall`: seconds since 1970, read once."""
+        """`before`: seconds that have gone by at the first look; `wall`: seconds since 1970, read once."""
         self.steers = steers
+        self._before = before
         self._monotonic = monotonic
-        self._world = DemoWorld(wall() - BEFORE)
+        self._world = DemoWorld(wall() - before)
         weakref.finalize(self, self._world.close)
         self._tail = EventTail(None, FORMER_EVENTS)
         self._looked = 0.0  # when, by the console's clock
@@ -174,7 +176,7 @@ class DemoFeed(Feed):
         if not self._now:
             self._now = self._world.runner.monotonic()
             self._world.script = Script(self._world.runner, self._world.redis)
-            for _ in range(int(BEFORE / APART) - 1):
+            for _ in range(int(self._before / APART) - 1):
                 if self._world.closing:
                     raise BusError("the demo has ended: it was closed")
                 self._go_on(APART)

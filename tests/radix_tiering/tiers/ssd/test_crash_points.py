@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
+from support.examples import seeds
 from support.recording_array import RecordingArray
 
 
@@ -118,7 +119,7 @@ class Workload:
             stripes.close(None)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_every_crash_point(rig, seed: int) -> None:
     workload = Workload(rig, seed)
     workload.run(sessions=3, steps=14)
@@ -133,7 +134,7 @@ def test_every_crash_point(rig, seed: int) -> None:
     assert count > 200
 
 
-@pytest.mark.parametrize("seed", range(10, 14))
+@pytest.mark.parametrize("seed", seeds(4, 10))
 def test_promises_made_survive_the_loss_of_everything_unsynced(rig, seed: int) -> None:
     """At the moment a flush or a close has returned, however much the devices' caches forget.
 
@@ -177,7 +178,7 @@ def test_crashes_follow_each_other(rig) -> None:
         workload.recording = RecordingArray(MemoryArray.from_images(images, seed=turn))
 
 
-@pytest.mark.parametrize("seed", range(20, 23))
+@pytest.mark.parametrize("seed", seeds(3, 20))
 def test_every_crash_point_of_a_device_that_joins(rig, seed: int) -> None:
     """Opened with the new device and without it: no page is wrong, and the set knows how many members it has."""
     workload = Workload(rig, seed, devices=2)
