@@ -27,6 +27,7 @@ from swift_tiers.radix_tiering.way.sweeps import ENTERED_TOGETHER
 
 from .made_up import CHAIN, PROMPT, chains_of, make_known, stored_of
 from .stacks import GEOMETRY, WAIT, chain, check, get, memory_ssd, new_stack, obey, put
+from .state import history_line
 
 #: Devices that `stored_of` spreads pages over, and slots of each that no page has.
 DEVICES, SPARE = 4, 500
@@ -63,6 +64,8 @@ class ManyPages:
             most_seconds=MOST_SECONDS,
         )  # fmt: skip
         self.happened: Counter[str] = Counter()
+        #: What was done, in the order of virtual time, for people.
+        self.history: list[str] = []
         self._pages = pages
         self._wait = WAIT + PAGE_SECONDS * pages
         self._keys, self._depths = chains_of(pages)
@@ -72,6 +75,9 @@ class ManyPages:
 
     def run(self) -> None:
         self.runner.run(self._main)
+
+    def _tell(self, what: str) -> None:
+        self.history.append(history_line(self.runner, what))
 
     def _main(self) -> None:
         slots = -(-self._pages // DEVICES) + SPARE
@@ -102,6 +108,7 @@ class ManyPages:
             for number in range(CLIENTS)
         ]
         trouble = draw.choice((None, None, self._flush, self._cap, self._lose_a_device, self._drop_a_prompt))
+        self._tell(f"life {life} begins; {self._known} pages are known to be there")
         if trouble is not None:
             threads.append(self.runner.thread(partial(trouble, stack), "trouble"))
         for thread in threads:
@@ -110,6 +117,7 @@ class ManyPages:
             thread.join()
         assert len(done) == CLIENTS, "a client has not come to its end"
         stage = stack.fillings["ssd"].stage
+        self._tell(f"clients have come to their ends; the index is {stage.value}")
         if draw.random() < 0.4 or life == LIVES - 1:
             assert stack.filler.wait_idle(self._wait), "what was kept is never found again"
             self.happened["pages found again"] += stack.table.named("ssd").pages
@@ -123,6 +131,7 @@ class ManyPages:
             known = self._known
         calm = stack.errands.wait_idle(0.0)
         stack.close(MOST_SECONDS)
+        self._tell(f"life {life} has ended; {known} pages are kept")
         for event in stack.events.since():
             assert event.kind not in ("restore.error", "linker.error", "ssd.not_opened"), event
         if trouble is None and self.happened["ask"] == asked:
@@ -140,12 +149,17 @@ class ManyPages:
             self.happened[what] += 1
             if what == "put":
                 keys = chain(name, *(f"{number} {at}" for at in range(draw.randint(1, 8))))
+                self._tell(f"put: {len(keys)} pages")
                 put(stack, keys)
                 self._put.append(keys)
             elif what == "get" and self._put:
-                self.happened["pages compared"] += get(stack, draw.choice(self._put))
+                found = get(stack, draw.choice(self._put))
+                self._tell(f"get: {found} pages, compared")
+                self.happened["pages compared"] += found
             elif what == "ask":
-                found = get(stack, self._made_up(draw))
+                asked = self._made_up(draw)
+                found = get(stack, asked)
+                self._tell(f"ask: {len(asked)} pages of which there are no bytes")
                 assert not found, "a page is served of which there are no bytes"
         done.append(name)
 
@@ -166,7 +180,9 @@ class ManyPages:
     def _order(self, stack: TierStack, name: str, command: AnyCommand) -> None:
         self.runner.sleep(self._some_time(self.draw))
         self.happened[name] += 1
+        self._tell(name)
         obey(stack, command, self._wait)
+        self._tell(f"{name}: that is done")
 
     def _flush(self, stack: TierStack) -> None:
         self._order(stack, "everything is flushed", Flush(tiers="all"))
@@ -184,6 +200,7 @@ class ManyPages:
     def _lose_a_device(self, stack: TierStack) -> None:
         self.runner.sleep(self._some_time(self.draw))
         self.happened["a device is lost"] += 1
+        self._tell("a device is lost")
         self._array.failing.add(self.draw.randrange(DEVICES))
         self.runner.sleep(5.0)
         self._array.heal()

@@ -93,18 +93,19 @@ class Outcome(NamedTuple):
 def live(plan: Plan) -> Outcome:
     """Let a world happen. Whatever it raises is its outcome."""
     if plan.kind in SCENARIOS:
+        history: list[str] = []
         try:
-            runner: VirtualRunner = SCENARIOS[plan.kind](plan.seed, plan.fine)
+            runner: VirtualRunner = SCENARIOS[plan.kind](plan.seed, plan.fine, history)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
-            return Outcome(plan, 0, Counter({plan.kind: 1}), error)
-        return Outcome(plan, runner.steps, Counter({plan.kind: 1}))
+            return Outcome(plan, 0, Counter({plan.kind: 1}), error, history)
+        return Outcome(plan, runner.steps, Counter({plan.kind: 1}), None, history)
     if plan.kind in MANY:
         many = ManyPages(plan.kind, plan.seed)
         try:
             many.run()
         except Exception as error:  # noqa: BLE001 - as above
-            return Outcome(plan, many.runner.steps, many.happened, error)
-        return Outcome(plan, many.runner.steps, many.happened)
+            return Outcome(plan, many.runner.steps, many.happened, error, many.history)
+        return Outcome(plan, many.runner.steps, many.happened, None, many.history)
     if plan.kind == RANKS:
         return _live_on_ranks(plan)
     world = World(plan)

@@ -15,6 +15,7 @@ from . import statements
 from .many import MANY
 from .model_peer import ModelPeer
 from .stacks import chain, check, copy_of, get, new_stack, obey, put
+from .state import history_line
 
 
 def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes]) -> None:
@@ -27,7 +28,7 @@ def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes
             stack.table.lose(page, HOST)
 
 
-def recalled_while_it_is_restored(seed: int, fine: bool) -> VirtualRunner:
+def recalled_while_it_is_restored(seed: int, fine: bool, history: list[str]) -> VirtualRunner:
     """A lease is recalled at about the time at which a request wants what lies under it. Only times are random."""
     draw = random.Random(seed)
     runner = VirtualRunner(
@@ -35,21 +36,28 @@ def recalled_while_it_is_restored(seed: int, fine: bool) -> VirtualRunner:
         stall_seconds=1e-3, changes=draw.randint(1, 4) if seed % 2 else 0, expected_steps=600, most_seconds=300.0,
     )  # fmt: skip
 
+    def tell(what: str) -> None:
+        history.append(history_line(runner, what))
+
     def main() -> None:
         peer = ModelPeer(4096, runner=runner)
         stack = new_stack(32, lent=peer, runner=runner)
         keys, lease = chain(*range(8)), peer.lend(16)
         peer.settle()
         pages_at_peers_alone(stack, peer, keys)
+        tell(f"{len(keys)} pages are in lent memory alone")
 
         def recall() -> None:
             runner.sleep(draw.random() * 1e-4)
+            tell("the lease is recalled")
             peer.recall(lease)
+            tell("it has been recalled")
 
         thread = runner.thread(recall, "recall")
         thread.start()
         runner.sleep(draw.random() * 1e-4)
-        get(stack, keys)
+        tell("a request asks for the pages")
+        tell(f"it was promised {get(stack, keys)}")
         thread.join()
         runner.sleep(1.0)
         check(stack)
@@ -61,12 +69,15 @@ def recalled_while_it_is_restored(seed: int, fine: bool) -> VirtualRunner:
     return _run(runner, main, fine)
 
 
-def recalled_before_what_follows(seed: int, fine: bool) -> VirtualRunner:
+def recalled_before_what_follows(seed: int, fine: bool, history: list[str]) -> VirtualRunner:
     """The lent copies of a prefix are recalled, while what follows it lies in lent memory alone: host memory, full of
     the prefix, still takes new pages. Only sizes and times are random."""
     draw = random.Random(seed)
     room, length = draw.randint(2, 6), draw.randint(1, 4)
     runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
+
+    def tell(what: str) -> None:
+        history.append(history_line(runner, what))
 
     def main() -> None:
         peer = ModelPeer(4096, runner=runner)
@@ -75,16 +86,22 @@ def recalled_before_what_follows(seed: int, fine: bool) -> VirtualRunner:
         prefix, rest = keys[:room], keys[room:]
         lease = peer.lend(room)
         peer.settle()
+        tell(f"put: a prefix of {room} pages, where as many are lent")
         put(stack, prefix)
         runner.sleep(draw.random())
-        peer.lend(length + draw.randint(0, 2))
+        more = length + draw.randint(0, 2)
+        peer.lend(more)
         peer.settle()
+        tell(f"put: the {length} pages that follow it, where {more} more are lent")
         put(stack, rest, prefix[-1], room + 1)
         runner.sleep(draw.random())
+        tell(f"host memory is capped to {room} pages")
         obey(stack, CapTier(tier="host", limit=room * 4096))
+        tell("the first lease is recalled")
         peer.recall(lease)
         runner.sleep(draw.random() * 1e-3)
         taken = put(stack, chain("new"))
+        tell(f"put: a new page, which was {'taken' if taken else 'refused'}")
         runner.sleep(1.0)
         assert taken or put(stack, chain("new")), "host memory takes nothing more"
         check(stack)
@@ -100,9 +117,9 @@ def _run(runner: VirtualRunner, main: Callable[[], None], fine: bool) -> Virtual
     return runner
 
 
-#: By what they are called on the command line. Each is told its seed, and whether threads switch between statements,
-#: and returns the runner that it ran on.
-SCENARIOS: dict[str, Callable[[int, bool], VirtualRunner]] = {
+#: By what they are called on the command line. Each is told its seed, whether threads switch between statements, and
+#: where it is to write what it does, line by line; it returns the runner that it ran on.
+SCENARIOS: dict[str, Callable[[int, bool, list[str]], VirtualRunner]] = {
     "recall": recalled_while_it_is_restored,
     "recall-prefix": recalled_before_what_follows,
 }

@@ -30,6 +30,12 @@ UNDER_WAY = 1 << 60
 Step = Callable[[random.Random], None]
 
 
+def history_line(runner: VirtualRunner, what: str) -> str:
+    """What the thread that is on does now, for people."""
+    who = runner.current.name if runner.current is not None else ""
+    return f"{runner.now - BEGIN:12.6f}  {who:<14} {what}"
+
+
 class WorldState:
     """Shared by everybody in a world. Where a process of the world begins, `runner`, `stack` and the models are new;
     all else stays."""
@@ -58,8 +64,7 @@ class WorldState:
 
     def tell(self, what: str) -> None:
         """One more line of the history: what the thread that is on does now."""
-        who = self.runner.current.name if self.runner.current is not None else ""
-        self.history.append(f"{self.runner.now - BEGIN:12.6f}  {who:<14} {what}")
+        self.history.append(history_line(self.runner, what))
 
     def words(self, keys: Sequence[bytes]) -> str:
         """A prompt, for people: which branch is taken at each page."""

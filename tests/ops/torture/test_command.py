@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import ModuleType
 
 import pytest
 
 from swift_tiers.ops.base.errors import USAGE
 from swift_tiers.ops.commands import torture_command
+from swift_tiers.ops.lab.torture import many, scenarios
 from swift_tiers.ops.lab.torture.outcome import HAPPENINGS, KINDS
+from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.down import Mover
 
 from support import forked
@@ -57,6 +60,27 @@ def test_a_failure_says_how_to_see_it_again(
     code, out, _ = run_command(capsys, *again.removeprefix("again: ./swift ").split())
     assert code == 1
     assert failed in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "done"),
+    [
+        ("recall", scenarios, "recall         the lease is recalled"),
+        ("recall-prefix", scenarios, "main           the first lease is recalled"),
+        ("many", many, "main           life 0 has ended"),
+    ],
+)
+def test_what_a_seed_says_all_of_has_a_history_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str, module: ModuleType, done: str
+) -> None:
+    def check(stack: TierStack) -> None:
+        raise AssertionError("something is not as it should be")
+
+    monkeypatch.setattr(module, "check", check)
+    code, out, _ = run_command(capsys, "torture", "--seed", "1", "--seeds", "1", "--kind", kind)
+    assert code == 1
+    history = out.partition("history, virtual seconds:\n")[2].partition("again: ")[0]
+    assert done in history, out
 
 
 @pytest.mark.parametrize(
