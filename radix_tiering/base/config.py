@@ -303,6 +303,13 @@ class RemoteConfig(Section, frozen=True):
             "one share pages, and nobody else can tell from names what was asked; unset: none"
         ),
     ] = None
+    throttle: Annotated[
+        Size | None,
+        Meta(
+            description="Bytes per second that this server's ranks each take of the link to the engine, both ways "
+            "together; unset: as much as there is"
+        ),
+    ] = None
 
 
 class RestoreConfig(Section, frozen=True):
@@ -394,8 +401,11 @@ def parse_config(content: dict[str, Any]) -> TiersConfig:
         raise ConfigError(f'ssd.stripe_unit: {unit} is more than 64MiB; use for example "256KiB" or "1MiB"')
     if config.policy.restore_deadline <= 0:
         raise ConfigError('policy.restore_deadline: must be above zero; use for example "2s"')
-    if config.ssd.throttle is not None and config.ssd.throttle < 2**20:
-        raise ConfigError('ssd.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it')
+    for name, rate in (("ssd", config.ssd.throttle), ("remote", config.remote.throttle)):
+        if rate is not None and rate < 2**20:
+            raise ConfigError(
+                f'{name}.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it'
+            )
     _check_bus(config.bus)
     _check_peer(config)
     _check_remote(config.remote)

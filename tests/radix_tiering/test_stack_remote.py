@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.runner import Runner
-from swift_tiers.radix_tiering.base.units import Duration
+from swift_tiers.radix_tiering.base.token_bucket import BURST_REQUESTS
+from swift_tiers.radix_tiering.base.units import Duration, Size
+from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS, probe_name
@@ -25,6 +27,7 @@ from support.engine import (
     in_virtual_time,
     memory_ssd,
     namespace,
+    obey,
     put,
     settle,
     wait_until,
@@ -240,6 +243,51 @@ def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
     machines.runner.sleep(10.0)
     assert snapshot(second).breaker == "closed"
     assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_a_throttled_link_lets_so_many_bytes_through_and_no_more(machines: Machines) -> None:
+    """Both ways; and at another rate from when an operator says so."""
+    rate = 2**20
+    burst = BURST_REQUESTS * SHAPE.stride / rate  # that a rested link lets through at once
+    first = machines.server(throttle=Size(rate))
+    keys = run_of("a", 4)
+    began = machines.runner.monotonic()
+    put(first, keys)
+    wait_sent(first)
+    whole = len(keys) // SHAPE.pages * SHAPE.stride / rate
+    assert whole - burst <= machines.runner.monotonic() - began <= 1.2 * whole
+    second = machines.server(throttle=Size(rate))
+    began = machines.runner.monotonic()
+    assert get(second, keys) == len(keys)
+    assert whole - burst <= machines.runner.monotonic() - began <= 1.2 * whole
+    assert max(len(job.names) for job in machines.store.jobs if job.verb == "get") > 1
+    third = machines.server(throttle=Size(rate))
+    assert obey(third, SetPolicy(field="remote.throttle", value="2MiB")).endswith("-> 2MiB")
+    assert third.tiers["remote"].throttle(rate / 8)  # type: ignore[attr-defined]
+    machines.store.jobs.clear()
+    began = machines.runner.monotonic()
+    assert get(third, keys) == len(keys)
+    assert 8 * (whole - burst) <= machines.runner.monotonic() - began <= 1.2 * 8 * whole
+    assert {len(job.names) for job in machines.store.jobs if job.verb == "get"} == {1}, "met one by one"
+
+
+@on_machines
+def test_an_engine_that_dies_or_is_late_behind_a_throttle_costs_no_slot(machines: Machines) -> None:
+    first, keys = machines.server(), run_of("a", 4)
+    put(first, keys)
+    wait_sent(first)
+    second = machines.server(throttle=Size(2**20), read_seconds=0.005)
+    assert get(second, keys) < len(keys)
+    assert snapshot(second).late
+    machines.fail("get", EngineFault.DIES)
+    get(second, keys)
+    machines.fail("get", EngineFault.NONE)
+    machines.runner.sleep(30.0)
+    tier = second.tiers["remote"]
+    worker = tier._worker  # type: ignore[attr-defined]
+    assert not worker._held
+    assert len(worker._free) + len(worker._arrived) == len(worker._engine.memory)
 
 
 @on_machines

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import TokenBucket
+from swift_tiers.radix_tiering.base.token_bucket import TokenBucket
 
 from ..demo.entry_points import PLUGINS
 from ..demo.entry_points import announce as announce_to

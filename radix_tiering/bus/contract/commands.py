@@ -78,6 +78,7 @@ class SetPolicy(Command, frozen=True, tag="set_policy"):
         "restore.behind",
         "restore.loads",
         "ssd.throttle",
+        "remote.throttle",
     ]
     value: str | int | float
 

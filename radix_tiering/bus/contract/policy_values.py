@@ -36,13 +36,17 @@ def section_of(field: str) -> tuple[str, str]:
     return section or "policy", name
 
 
+#: What else has to be set in a section for its other fields to have an effect.
+NEEDED = {"remote": {"engine": "file"}}
+
+
 def policy_value(field: str, value: str | float) -> Any:
     """The value as the configuration has it. Raises CommandRefusedError, which says what it may be."""
     from ...base.config import parse_config
 
     section, name = section_of(field)
     try:
-        return getattr(getattr(parse_config({section: {name: value}}), section), name)
+        return getattr(getattr(parse_config({section: {**NEEDED.get(section, {}), name: value}}), section), name)
     except ConfigError as error:
         raise CommandRefusedError(str(error)) from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal, assert_never
+from typing import Literal, Protocol, assert_never, runtime_checkable
 
 import msgspec
 
@@ -169,8 +169,8 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str:
     old = getattr(section, field_name)
     if new == old:
         return f"{field} was {old!s} already"
-    if name == "ssd":
-        _throttle(stack, float(new))
+    if field_name == "throttle":
+        _throttle(stack, name, float(new))
     changed = msgspec.structs.replace(section, **{field_name: new})
     stack.config = msgspec.structs.replace(stack.config, **{name: changed})
     policy, restoring = stack.config.policy, stack.config.restore
@@ -187,11 +187,18 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str:
     return f"{field}: {old!s} -> {new!s}"
 
 
-def _throttle(stack: TierStack, bytes_per_second: float) -> None:
-    ssd = stack.tiers.get(SsdTier.name)
-    if not isinstance(ssd, SsdTier) or not ssd.throttle(bytes_per_second):
+@runtime_checkable
+class ThrottledTier(Protocol):
+    """What can be slowed down while it serves."""
+
+    def throttle(self, bytes_per_second: float) -> bool: ...
+
+
+def _throttle(stack: TierStack, name: str, bytes_per_second: float) -> None:
+    tier = stack.tiers.get(name)
+    if not isinstance(tier, ThrottledTier) or not tier.throttle(bytes_per_second):
         raise CommandRefusedError(
-            "ssd.throttle: can be changed only where the server was started with it; set it there"
+            f"{name}.throttle: can be changed only where the server was started with it; set it there"
         )
 
 

@@ -14,6 +14,7 @@ from ...base.errors import ConfigError
 from ...base.events import EventLog
 from ...base.page import HeldPages, PageGeometry, page_digest
 from ...base.runner import THREADS, Runner
+from ...base.token_bucket import TokenBucket
 from ...base.units import format_size
 from ...figures.counters import LinkCounters
 from ...table.policy import AdmissionPolicy, AdmitAlways, AdmitLongPrefixes, AdmitOnReuse
@@ -102,17 +103,26 @@ class RemoteTier(Tier):
         self._lookup_seconds = float(config.lookup_deadline)
         self._read_seconds = read_seconds
         self._clock = runner.monotonic
+        self._throttle = TokenBucket(float(config.throttle)) if config.throttle is not None else None
         self._worker = RemoteWorker(
             self.shape,
             ObjectNames(self.shape, scope, secret),
             open_engine,
             runner=runner,
             trial_seconds=self._lookup_seconds,
+            throttle=self._throttle,
             fingerprint=fingerprint,
             events=events,
             probes=probes,
             writes=self._writes,
         )
+
+    def throttle(self, bytes_per_second: float) -> bool:
+        """Slow the link to the engine down to this rate from now on; False where it was not opened to be throttled. Any
+        thread."""
+        if self._throttle is not None:
+            self._throttle.bytes_per_second = bytes_per_second
+        return self._throttle is not None
 
     def tell_costs(self, loaded: Callable[[int, float], None]) -> None:
         self._worker.loaded = loaded

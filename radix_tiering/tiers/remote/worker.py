@@ -20,6 +20,7 @@ import numpy as np
 from ...base.events import EventLog
 from ...base.page import page_digest
 from ...base.runner import Empty, Runner
+from ...base.token_bucket import TokenBucket
 from ...figures.counters import LinkCounters
 from ..tier import DAMAGED, Chain, Read, ReadOutcome, Write, Written
 from .breaker import Breaker
@@ -30,6 +31,9 @@ from .rumours import Rumours
 
 #: Objects asked for or written in one job: an engine that hangs costs one job, whole.
 OBJECTS_TOGETHER = 4
+#: What several objects may take together by `remote.throttle`, seconds, or else they come one by one: who computes the
+#: front of a prefix meanwhile meets what has come.
+TOGETHER_SECONDS = 0.05
 #: Jobs that may be under way of each kind.
 MOST_READS, MOST_RUNS = 2, 2
 #: Runs that are asked for in one question.
@@ -105,6 +109,7 @@ class _Job(NamedTuple):
 
     slots: Sequence[int]
     began: float
+    passes: float  # when its bytes may be there, by `remote.throttle`
     until: float
     done: Callable[[Sequence[bool]], None]  # what to do with the answer, if it comes in time; the slots are its
     late: Callable[[], None]  # if it does not
@@ -121,13 +126,14 @@ class RemoteWorker:
         *,
         runner: Runner,
         trial_seconds: float,
+        throttle: TokenBucket | None,
         fingerprint: Callable[[np.ndarray], bytes],
         events: EventLog | None,
         probes: bool,
         writes: bool,
     ) -> None:
-        """`trial_seconds`: how soon an engine that did not answer has to answer, to be asked again. The others: see
-        `RemoteTier`."""
+        """`trial_seconds`: how soon an engine that did not answer has to answer, to be asked again. `throttle`: what
+        lets bytes through, both ways. The others: see `RemoteTier`."""
         self.shape = shape
         self.names = names
         self.runner = runner
@@ -142,6 +148,8 @@ class RemoteWorker:
         self._fingerprint = fingerprint
         self._open_engine = open_engine
         self._trial_seconds = trial_seconds
+        self._throttle = throttle
+        self._held: list[EngineAnswer] = []  # whose bytes have not passed yet
         self._inbox = runner.queue()
         self._engine: RemoteEngine | None = None
         self._life = 0
@@ -252,6 +260,7 @@ class RemoteWorker:
         now = self._clock()
         due = [job.until for job in self._jobs.values()] + [job.began + JOB_SECONDS for job in self._late.values()]
         due += [fetch.until for fetch in self._wanted.values()] + [run.until for run in self._runs]
+        due += [self._jobs[answer.number].passes for answer in self._held]
         if self._engine is None:
             due.append(self._opens_at)
         elif not self.ready:
@@ -329,6 +338,7 @@ class RemoteWorker:
         jobs = list(self._jobs.values())
         self._jobs.clear()
         self._late.clear()
+        self._held.clear()
         for job in jobs:
             job.late()
         for fetch in self._wanted.values():
@@ -358,12 +368,19 @@ class RemoteWorker:
         self._number += 1
         if engine is None or not engine.ask(EngineJob(self._number, verb, names, slots)):
             return False
-        self._jobs[self._number] = _Job(slots, self._clock(), until, done, late)
+        now = passes = self._clock()
+        if self._throttle is not None:
+            for _ in slots:
+                passes = self._throttle.take(self.shape.stride, now)
+        self._jobs[self._number] = _Job(slots, now, passes, until, done, late)
         return True
 
     def _answered(self, answer: EngineAnswer) -> None:
-        job = self._jobs.pop(answer.number, None)
-        if job is not None:
+        job = self._jobs.get(answer.number)
+        if job is not None and self._clock() < job.passes:
+            self._held.append(answer)
+        elif job is not None:
+            del self._jobs[answer.number]
             if self.breaker.answered():
                 self._emit("remote.answers_again")
             job.done(answer.done)
@@ -379,6 +396,9 @@ class RemoteWorker:
                 self.counts["late"] += 1
                 if self.breaker.missed(now):
                     self._emit("remote.does_not_answer", seconds=round(now - job.began, 3))
+        held, self._held = self._held, []
+        for answer in held:
+            self._answered(answer)
         for name, fetch in list(self._wanted.items()):
             if now >= fetch.until:
                 del self._wanted[name]
@@ -466,11 +486,18 @@ class RemoteWorker:
     def _fetch(self) -> None:
         """Ask for what is wanted, as far as there are slots."""
         while self._wanted and self._reads_under_way < MOST_READS:
-            slots = self.take_slots(min(OBJECTS_TOGETHER, len(self._wanted)))
+            slots = self.take_slots(min(self._together(), len(self._wanted)))
             if not slots:
                 return
             fetches = [self._wanted.popitem(last=False)[1] for _ in slots]
             self._ask_for(fetches, slots)
+
+    def _together(self) -> int:
+        """Objects that are asked for in one job."""
+        if self._throttle is None:
+            return OBJECTS_TOGETHER
+        some = int(TOGETHER_SECONDS * self._throttle.bytes_per_second / self.shape.stride)
+        return max(1, min(OBJECTS_TOGETHER, some))
 
     def _ask_for(self, fetches: Sequence[_Fetch], slots: Sequence[int]) -> None:
         assert self._engine is not None

@@ -339,7 +339,10 @@ def test_how_prefixes_come_back_can_be_changed() -> None:
     assert "restore.strategy: 'guess' is not one of" in refusal(
         stack, SetPolicy(field="restore.strategy", value="guess")
     )
-    assert "only where the server was started" in refusal(stack, SetPolicy(field="ssd.throttle", value="20MiB"))
+    for field in ("ssd.throttle", "remote.throttle"):
+        assert f"{field}: can be changed only where the server was started with it" in refusal(
+            stack, SetPolicy(field=field, value="20MiB")
+        )
 
 
 def test_another_order_of_eviction_holds_for_pages_that_are_there() -> None:

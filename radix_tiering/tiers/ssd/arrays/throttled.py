@@ -4,28 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....base.token_bucket import TokenBucket
 from .devices import DeviceArray, NewDevice, Request
 from .wrapping import AdmittedRequest, Clock, DelayingArray
-
-#: Requests a rested device serves at once before its rate shows.
-BURST_REQUESTS = 2
-
-
-class TokenBucket:
-    """What one device lets through: `bytes_per_second`, with room for two requests. For one thread.
-
-    Kept as the time at which all bytes taken so far will have passed: one number, no refill to round.
-    """
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self.bytes_per_second = bytes_per_second
-        self._passed_at = float("-inf")
-
-    def take(self, length: int, now: float) -> float:
-        """When `length` bytes that are asked for at `now` have passed; not before `now`. Seconds."""
-        seconds = length / self.bytes_per_second
-        self._passed_at = max(self._passed_at, now - BURST_REQUESTS * seconds) + seconds
-        return max(now, self._passed_at)
 
 
 class ThrottledArray(DelayingArray):
