@@ -17,8 +17,11 @@ LINE_INTERVAL = 15.0
 class Bar(Protocol):
     """One piece of work that is under way."""
 
-    def update(self, done: float, total: float | None = None, text: str | None = None) -> None:
-        """`done` of `total` is done; `total` None: as before. `text` replaces the description."""
+    def update(
+        self, done: float, total: float | None = None, text: str | None = None, detail: str | None = None
+    ) -> None:
+        """`done` of `total` is done; `total` None: as before. `text` replaces the description: something else is under
+        way; `detail` is what is told beside it whenever something is told."""
 
 
 @contextmanager
@@ -44,14 +47,17 @@ class _Lines:
         self._shown = clock()
         note(text)
 
-    def update(self, done: float, total: float | None = None, text: str | None = None) -> None:
+    def update(
+        self, done: float, total: float | None = None, text: str | None = None, detail: str | None = None
+    ) -> None:
         self._total = self._total if total is None else total
         changed = text is not None and text != self._text
         self._text = self._text if text is None else text
         now = self._clock()
         if changed or now - self._shown >= LINE_INTERVAL:
             self._shown = now
-            note(f"{self._text}: {done:.0f} of {self._total:.0f}{self._unit}" if self._total else self._text)
+            told = f"{self._text}: {done:.0f} of {self._total:.0f}{self._unit}" if self._total else self._text
+            note(f"{told}; {detail}" if detail else told)
 
 
 @contextmanager
@@ -64,7 +70,13 @@ def _terminal_bar(text: str, total: float | None) -> Iterator[Bar]:
         task = shown.add_task(text, total=total)
 
         class TerminalBar:
-            def update(self, done: float, total: float | None = None, text: str | None = None) -> None:
-                shown.update(task, completed=done, total=total, description=text)
+            described = text
+
+            def update(
+                self, done: float, total: float | None = None, text: str | None = None, detail: str | None = None
+            ) -> None:
+                self.described = self.described if text is None else text
+                told = f"{self.described}; {detail}" if detail else self.described
+                shown.update(task, completed=done, total=total, description=told)
 
         yield TerminalBar()

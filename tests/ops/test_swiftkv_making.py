@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swift_tiers.ops.base.errors import FAILURE, USAGE
+from swift_tiers.ops.base.errors import FAILURE, INTERRUPTED, USAGE
 from swift_tiers.ops.commands.swiftkv.checkpoint import EXIT_HEAD, ModelDirectory
 from swift_tiers.ops.commands.swiftkv.convert import network_of
 from swift_tiers.ops.commands.swiftkv.distill import Recipe, Training, Watched
@@ -108,7 +111,7 @@ def error_of(net, new, windows):
 
 RECIPE = Recipe(
     learning_rate=3e-3, weight_decay=0.05, warm_up=0.05, temperature=2.0, batch=4, accumulate=1, epochs=1.0,
-    minutes=None, seed=0, length=64, windows=WINDOWS,
+    minutes=None, seed=0, length=64, windows=WINDOWS, text="", model="",
 )  # fmt: skip
 
 
@@ -264,7 +267,7 @@ def test_shares_of_layers():
 
     class Source:
         def __init__(self, family, layers):
-            self.family, self.config = family, {"num_hidden_layers": layers}
+            self.family, self.layers = family, layers
 
     assert later_layers(Source("llama", 32), None, 1) == LaterLayers(32, 16, 1)
     assert later_layers(Source("qwen2", 48), None, 4) == LaterLayers(48, 36, 4)
@@ -299,6 +302,119 @@ def test_what_cannot_be_is_said_in_one_line(capsys, places, words, problem):
     assert code == USAGE
     assert problem in error
     assert len(error.strip().splitlines()) == 1, error
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["convert", "{base}", "--out", "{new}", "--layers", "inf%"], "name for example 50%"),
+        (["convert", "{base}", "--out", "{new}", "--fit-tokens", "-5"], "name 0 for no fit"),
+        (["convert", "{base}", "--out", "{base}/config.json/x"], "--out: nothing can be written to"),
+        (["distill", "{made}", "--out", "{new}", "--minutes", "nan"], "--minutes: nan is no number above 0"),
+        (["distill", "{made}", "--out", "{new}", "--epochs", "inf"], "--epochs: inf is no number above 0"),
+        (["distill", "{made}", "--out", "{new}", "--save-every", "-1"], "--save-every: -1.0 is no number above 0"),
+        (["distill", "{made}", "--out", "{new}", "--weight-decay", "-1"], "--weight-decay: -1.0 is no decay"),
+        (["distill", "{made}", "--out", "{new}", "--seed", "-1"], "--seed: -1 is no seed"),
+        (["eval", "{made}", "--windows", "0"], "--windows: 0; name 1 or more"),
+        (["eval", "{made}", "--length", "100000"], "the model has room for 8192 tokens"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(capsys, places, words, problem):
+    """At once: before hours are spent on what cannot be written, or on a training without an end."""
+    refused(capsys, [word.format(**places) for word in words], problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "problem"),
+    [
+        ("config.json", lambda text: b"[1]", "it has no fields"),
+        ("config.json", lambda text: text.replace(b'"num_hidden_layers"', b'"layers"'), "num_hidden_layers is None"),
+        ("config.json", lambda text: text.replace(b'"silu"', b'"gelu"'), "name a model that has silu"),
+        ("model.safetensors", lambda text: text[:1000], "cannot be read"),
+        ("model.safetensors", lambda text: text.replace(b"embed_tokens", b"embed_xxxxxx"), "lacks model.embed_tokens"),
+        ("tokenizer.json", lambda text: None, "has no tokenizer that transformers can read"),
+    ],
+)
+def test_models_that_are_damaged_are_refused(capsys, places, tmp_path, name, damage, problem):
+    model = tmp_path / "model"
+    shutil.copytree(places["base"], model)
+    left = damage((model / name).read_bytes())
+    if left is None:
+        for file in model.glob("tokenizer*"):
+            file.unlink()
+    else:
+        (model / name).write_bytes(left)
+    refused(capsys, ["convert", str(model), "--out", str(tmp_path / "new"), "--text", "docs/operations.md"], problem)
+    assert not (tmp_path / "new").exists()
+
+
+def refused(capsys, words, problem):
+    code, _, error = run_command(capsys, "swiftkv", *words)
+    assert code == USAGE, error
+    lines = [line for line in error.splitlines() if line.startswith("swift-tiers: error: ")]
+    assert len(lines) == 1, error
+    assert problem in lines[0]
+
+
+FEW = ["--text", "docs/operations.md", *SHORT]
+
+
+def distilled(capsys, made, out, *more):
+    return run_command(capsys, "swiftkv", "distill", made, "--out", str(out), "--epochs", "0.1", *FEW, *more)
+
+
+def test_an_interrupted_command_goes_on_where_it_was(capsys, places, tmp_path, monkeypatch):
+    """And ends with the weights of one that was not interrupted; of another text, or another model, it does not."""
+    assert distilled(capsys, places["made"], tmp_path / "whole")[0] == 0
+    step, done = Training.step, []
+
+    def interrupted(training, windows):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(training.steps)
+        return step(training, windows)
+
+    out, often = tmp_path / "part", ["--save-every", "0.0000001"]
+    monkeypatch.setattr(Training, "step", interrupted)
+    assert distilled(capsys, places["made"], out, *often)[0] == INTERRUPTED
+    assert not out.exists()
+    monkeypatch.undo()
+    other = tiny_swiftkv(tmp_path / "other", seed=5)
+    for made, text, problem in (
+        (places["made"], "docs/evaluation.md", "a training with another"),
+        (str(other), "docs/operations.md", "a training with another model"),
+    ):
+        words = ["distill", made, "--out", str(out), "--epochs", "0.1", *SHORT, "--text", text]
+        refused(capsys, words, problem)
+    assert distilled(capsys, places["made"], out, *often)[0] == 0
+    whole, part = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
+    assert all(torch.equal(tensor, part[name]) for name, tensor in whole.items())
+    assert json.loads((out / "training.json").read_text())["steps"] > 3
+
+
+def test_a_full_disk_loses_nothing(capsys, places, tmp_path):
+    """One line says what is full; nothing half written stays; the same command goes on when there is room."""
+    out = tmp_path / "out"
+    for room in (32 << 10, 900 << 10):  # not even the state of a training; that, but no model
+        with room_for(room):
+            code, _, error = distilled(capsys, places["made"], out)
+        assert code == FAILURE, error
+        assert "make room, and give the same command again" in error.splitlines()[-1]
+        assert not out.exists()
+        assert {file.name for file in tmp_path.rglob("*.safetensors")} == set()
+        assert not (tmp_path / ".out.training" / "new.pt").exists()
+    assert distilled(capsys, places["made"], out)[0] == 0
+
+
+@contextmanager
+def room_for(size):
+    """No file of this process can become larger, which fails writes as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval: pip install swift-tiers[lm-eval]")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.sglang_ext.models.later_layers import ARCHITECTURES, LaterLayers
 
 from ...base.errors import USAGE, CommandError
+
+Tensors = dict[str, torch.Tensor]
 
 #: The families that can be converted, by `model_type`.
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -23,6 +28,8 @@ _SMALL = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".md")
 _INDEX = "model.safetensors.index.json"
 #: The second output matrix of a model that exits early, `[vocabulary, d]`.
 EXIT_HEAD = "exit_head_swiftkv.weight"
+#: `[vocabulary, d]`, of every model; what is made is stored in its dtype.
+EMBEDDING = "model.embed_tokens.weight"
 #: Bytes of a file of weights, at most.
 _SHARD_BYTES = 4 << 30
 
@@ -33,10 +40,7 @@ class ModelDirectory:
     def __init__(self, directory: Path) -> None:
         """Raises CommandError where there is none."""
         self.directory = directory
-        try:
-            self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            raise CommandError(f"swiftkv: {directory} is not a model's directory ({error})", USAGE) from None
+        self.config = read_config(directory / "config.json")
         if self.config.get("quantization_config"):
             raise CommandError(f"swiftkv: the weights of {directory} are quantised; name a model in bfloat16", USAGE)
 
@@ -49,7 +53,25 @@ class ModelDirectory:
                 f"swiftkv: {self.directory} is a model of the kind {kind!r}; {', '.join(FAMILIES)} can be converted",
                 USAGE,
             )
+        if (gate := self.config.get("hidden_act", "silu")) != "silu":
+            raise CommandError(
+                f"swiftkv: the MLPs of {self.directory} have {gate} for a gate; name a model that has silu, as every "
+                "published one of its kind",
+                USAGE,
+            )
         return kind
+
+    @property
+    def layers(self) -> int:
+        """Raises CommandError."""
+        layers = self.config.get("num_hidden_layers")
+        if not isinstance(layers, int) or layers < 2:
+            raise CommandError(
+                f"swiftkv: num_hidden_layers is {layers!r} in config.json of {self.directory}; name a model of two "
+                "layers or more",
+                USAGE,
+            )
+        return layers
 
     @property
     def later(self) -> LaterLayers | None:
@@ -68,34 +90,109 @@ class ModelDirectory:
         return later
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """One after the other, as they lie in the files. Raises CommandError where there are none."""
-        from safetensors import safe_open
+        """One after the other, as they lie in the files. Raises CommandError where there are none, or they are cut."""
+        from safetensors import SafetensorError, safe_open
 
         files = sorted(self.directory.glob("*.safetensors"))
         if not files:
             raise CommandError(f"swiftkv: {self.directory} has no .safetensors; save the model in that format", USAGE)
         for file in files:
-            with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 - it is no mapping
-                    yield name, weights.get_tensor(name)
+            try:
+                with safe_open(file, framework="pt") as weights:
+                    for name in weights.keys():  # noqa: SIM118 - it is no mapping
+                        yield name, weights.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise CommandError(f"swiftkv: {file} cannot be read ({error}); fetch the model again", USAGE) from None
+
+    def whole(self) -> Tensors:
+        """All of them by their names. Raises CommandError, also where the first of a model is missing."""
+        tensors = dict(self.tensors())
+        if EMBEDDING not in tensors:
+            raise CommandError(
+                f"swiftkv: {self.directory} lacks {EMBEDDING}; name a whole model in the names of transformers", USAGE
+            )
+        return tensors
+
+
+def read_config(place: Path) -> dict[str, Any]:
+    """What a model's `config.json` says. Raises CommandError."""
+    try:
+        found = json.loads(place.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it has no fields")
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"swiftkv: {place} cannot be read ({error}); name the directory of a model, which has a config.json", USAGE
+        ) from None
+    return found
+
+
+def place_for(directory: Path, command: str) -> None:
+    """See to it that a model can be written there, before hours are spent on it. Raises CommandError."""
+    if directory.exists():
+        raise CommandError(
+            f"swiftkv {command}: --out: {directory} is there already; name another, or take it away", USAGE
+        )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory.parent):
+            pass
+    except OSError as error:
+        raise CommandError(
+            f"swiftkv {command}: --out: nothing can be written to {directory.parent} ({error.strerror}); name another "
+            "place",
+            USAGE,
+        ) from None
 
 
 def write(
-    source: ModelDirectory, directory: Path, later: LaterLayers, tensors: Iterable[tuple[str, torch.Tensor]]
+    source: ModelDirectory,
+    directory: Path,
+    later: LaterLayers,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    beside: Mapping[str, str] | None = None,
 ) -> None:
-    """A SwiftKV model of `source`'s family with all of `tensors`. It appears whole or not at all.
+    """A SwiftKV model of `source`'s family with all of `tensors`, and `beside`, text by the names of files. It appears
+    whole or not at all.
 
-    Raises CommandError if there is something already.
+    Raises CommandError if there is something already, or no room.
     """
     made = directory.with_name(f".{directory.name}.new")
     if directory.exists():
         raise CommandError(f"swiftkv: {directory} is there already; name another, or take it away", USAGE)
     shutil.rmtree(made, ignore_errors=True)
+    named = dict(tensors)
+    try:
+        with saying_what_is_full(directory):
+            _write_files(source, made, later, named)
+            for name, text in (beside or {}).items():
+                (made / name).write_text(text)
+            os.replace(made, directory)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def saying_what_is_full(place: Path) -> Iterator[None]:
+    """Raises CommandError where what is written within fails: torch and safetensors have errors of their own for it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        free = shutil.disk_usage(place.parent).free
+        raise CommandError(
+            f"swiftkv: {place} cannot be written ({' '.join(str(error).split())}); {format_size(free)} are free there: "
+            "make room, and give the same command again"
+        ) from None
+
+
+def _write_files(source: ModelDirectory, made: Path, later: LaterLayers, named: Tensors) -> None:
     made.mkdir(parents=True)
     for file in source.directory.iterdir():
         if file.is_file() and file.suffix in _SMALL and file.name not in ("config.json", _INDEX):
             shutil.copy(file, made / file.name)
-    kind, named = f"{source.family}_swiftkv", dict(tensors)
+    kind = f"{source.family}_swiftkv"
     config = {
         **source.config,
         "architectures": [ARCHITECTURES[kind]],
@@ -107,7 +204,6 @@ def write(
     }
     (made / "config.json").write_text(json.dumps(config, indent=1))
     _write_weights(made, named.items())
-    os.replace(made, directory)
 
 
 def _write_weights(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -13,7 +13,7 @@ from swift_tiers.sglang_ext.models.later_layers import LaterLayers
 
 from ...base.errors import USAGE, CommandError
 from ...base.progress import progress
-from .checkpoint import ModelDirectory, write
+from .checkpoint import EMBEDDING, ModelDirectory, place_for, write
 from .fitting import KeyValueFit, rewired_weights
 from .network import TeacherAndPupil, Tensors
 from .ranks import Ranks, alone
@@ -31,10 +31,11 @@ def run_convert(options: argparse.Namespace) -> int:
     if source.later is not None:
         raise CommandError(f"swiftkv convert: {options.model} is a SwiftKV model already; name its original", USAGE)
     later = later_layers(source, options.layers, options.across)
-    if options.out.exists():
-        raise CommandError(f"swiftkv convert: {options.out} is there already; name another, or take it away", USAGE)
-    tensors = dict(source.tensors())
-    stored = tensors["model.embed_tokens.weight"].dtype
+    if options.fit_tokens < 0:
+        raise CommandError(f"swiftkv convert: --fit-tokens: {options.fit_tokens}; name 0 for no fit", USAGE)
+    place_for(options.out, "convert")
+    tensors = source.whole()
+    stored = tensors[EMBEDDING].dtype
     network = network_of(source, tensors, later, options.dtype, alone(options.device, "convert"))
     new, tokens = _fitted(network, options)
     write(
@@ -54,14 +55,14 @@ def run_convert(options: argparse.Namespace) -> int:
 
 def later_layers(source: ModelDirectory, wanted: str | None, across: int) -> LaterLayers:
     """Which layers are to be later ones: a share, a number, or the usual share. Raises CommandError."""
-    layers = source.config["num_hidden_layers"]
+    layers = source.layers
     words = wanted if wanted is not None else f"{USUAL_SHARE[source.family]:.0%}"
     try:
         later = int(layers * float(words.removesuffix("%")) / 100 + 0.5) if words.endswith("%") else int(words)
         if across < 1:
             raise ValueError
         return LaterLayers.of(_Fields(layers, layers - later, across))
-    except (ValueError, ConfigError):
+    except (ValueError, OverflowError, ConfigError):
         raise CommandError(
             f"swiftkv convert: --layers {words} --across {across}: of {layers} layers, 1 to {layers - 1} can be later "
             "ones, and 1 or more of them share; name for example 50%",
@@ -114,7 +115,7 @@ def _seconds_of_a_product(dtype: torch.dtype) -> float:
 
 def _fitted(network: TeacherAndPupil, options: argparse.Namespace) -> tuple[Tensors, int]:
     """The new tensors, and the tokens that they were fitted to."""
-    if options.fit_tokens <= 0:
+    if not options.fit_tokens:
         return rewired_weights(network), 0
     windows = windows_of(options, options.model).read
     wanted = min(len(windows), -(-options.fit_tokens // options.length))

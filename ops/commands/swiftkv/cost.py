@@ -18,6 +18,8 @@ _UNKNOWN = (
     "kv_lora_rank", "num_experts", "num_local_experts", "n_routed_experts", "mamba_d_state", "linear_num_key_heads",
     "encoder_layers",
 )  # fmt: skip
+#: Without these, nothing can be reckoned.
+_NEEDED = ("num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -42,20 +44,27 @@ class DecoderShape(NamedTuple):
                 "decoders as Llama and Qwen 2 to 3 are",
                 USAGE,
             )
-        try:
-            heads, hidden = config["num_attention_heads"], config["hidden_size"]
-            return cls(
-                layers=config["num_hidden_layers"],
-                hidden=hidden,
-                intermediate=config["intermediate_size"],
-                heads=heads,
-                kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or hidden // heads,
-                vocabulary=config["vocab_size"],
-                value_bytes=_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), 2),
+        if wrong := [name for name in _NEEDED if not _is_a_number(config.get(name))]:
+            raise CommandError(
+                f"swiftkv cost: {wrong[0]} is {config.get(wrong[0])!r} in config.json, and the formulas need a number; "
+                "name a dense decoder as Llama and Qwen 2 to 3 are",
+                USAGE,
             )
-        except KeyError as missing:
-            raise CommandError(f"swiftkv cost: config.json lacks {missing}", USAGE) from None
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            intermediate=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            vocabulary=config["vocab_size"],
+            value_bytes=_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), 2),
+        )
+
+
+def _is_a_number(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 class PrefillCost(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.sglang_ext.models.later_layers import LaterLayers
 
 from ...base.errors import USAGE, CommandError
+from .checkpoint import read_config
 from .cost import DecoderShape, PrefillCost, kv_bytes, skipping
 
 SHARES = (0.25, 0.5)
@@ -25,7 +25,7 @@ def run_cost(options: argparse.Namespace) -> int:
     """Raises CommandError."""
     if options.tokens < 1:
         raise CommandError(f"swiftkv cost: --tokens: {options.tokens} is not a number of tokens", USAGE)
-    config = _read(options.model)
+    config = read_config(options.model / "config.json" if options.model.is_dir() else options.model)
     shape = DecoderShape.of(config)
     base = PrefillCost.of(shape, options.tokens)
     lines: list[dict[str, Any]] = []
@@ -66,14 +66,3 @@ def _kinds(config: dict[str, Any], shape: DecoderShape) -> Iterator[tuple[str, L
         except ConfigError as error:
             raise CommandError(f"swiftkv cost: {error}", USAGE) from None
         yield f"this one: {own.first} of {own.layers}" + (f", {own.group} share" if own.group > 1 else ""), own
-
-
-def _read(model: Path) -> dict[str, Any]:
-    place = model / "config.json" if model.is_dir() else model
-    try:
-        found: dict[str, Any] = json.loads(place.read_text())
-    except (OSError, ValueError) as error:
-        raise CommandError(
-            f"swiftkv cost: {place} cannot be read ({error}); name a model's directory or its config.json", USAGE
-        ) from None
-    return found

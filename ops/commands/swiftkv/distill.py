@@ -11,24 +11,27 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import kl_div, linear, log_softmax
+from xxhash import xxh3_128
 
 from ...base.errors import USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.progress import progress
-from .checkpoint import EXIT_HEAD, ModelDirectory, write
+from .checkpoint import EMBEDDING, EXIT_HEAD, ModelDirectory, Tensors, place_for, saying_what_is_full, write
 from .convert import network_of
 from .evaluate import Distance, distances, own_tensors, recovered, unchanged
-from .network import TeacherAndPupil, Tensors
+from .network import TeacherAndPupil
 from .ranks import Ranks, joined
 from .text import windows_of
 
@@ -59,17 +62,14 @@ class Recipe(NamedTuple):
     seed: int
     length: int
     windows: int
+    text: str  # digest of what is read
+    model: str  # digest of what it begins with
 
     @classmethod
-    def of(cls, options: argparse.Namespace, windows: int) -> Recipe:
-        """Raises CommandError for what makes no sense."""
-        named = {name: getattr(options, name) for name in cls._fields if name != "windows"}
-        for name in ("learning_rate", "temperature", "batch", "accumulate", "epochs", "minutes"):
-            if named[name] is not None and named[name] <= 0:
-                raise CommandError(f"swiftkv distill: --{name.replace('_', '-')}: {named[name]} is not above 0", USAGE)
-        if not 0 <= named["warm_up"] < 1:
-            raise CommandError(f"swiftkv distill: --warm-up: {named['warm_up']} is no share of a training", USAGE)
-        return cls(**named, windows=windows)
+    def of(cls, options: argparse.Namespace, windows: torch.Tensor, tensors: Tensors) -> Recipe:
+        """Of a training on `windows` that begins with a model's `tensors`."""
+        named = {name: getattr(options, name) for name in cls._fields if hasattr(options, name)}
+        return cls(**(named | {"windows": len(windows), "text": digest((windows,)), "model": digest(tensors.values())}))
 
     @property
     def steps(self) -> int:
@@ -89,10 +89,40 @@ class Recipe(NamedTuple):
     def order(self, batch: int) -> torch.Tensor:
         """The windows of the batch of that number, int64 `[batch]`: every epoch in another order."""
         numbers = range(batch * self.batch, (batch + 1) * self.batch)
-        return torch.stack([self._shuffled(number // self.windows)[number % self.windows] for number in numbers])
+        return torch.stack(
+            [shuffled(self.windows, self.seed + number // self.windows)[number % self.windows] for number in numbers]
+        )
 
-    def _shuffled(self, epoch: int) -> torch.Tensor:
-        return torch.randperm(self.windows, generator=torch.Generator().manual_seed(self.seed + epoch))
+
+@lru_cache(maxsize=2)  # a batch may begin in one epoch and end in the next
+def shuffled(windows: int, seed: int) -> torch.Tensor:
+    """Their numbers in another order, int64 `[windows]`."""
+    return torch.randperm(windows, generator=torch.Generator().manual_seed(seed))
+
+
+def check_recipe(options: argparse.Namespace) -> None:
+    """Raises CommandError for what makes no sense, before anything is read."""
+    problems = {
+        name: "is no number above 0"
+        for name in ("learning_rate", "temperature", "batch", "accumulate", "epochs", "minutes", "save_every")
+        if (value := getattr(options, name)) is not None and not 0 < value < math.inf
+    }
+    if not 0 <= options.warm_up < 1:
+        problems["warm_up"] = "is no share of a training; name 0.05, as in the paper"
+    if not 0 <= options.weight_decay < math.inf:
+        problems["weight_decay"] = "is no decay; name 0.05, as in the paper"
+    if not 0 <= options.seed < 1 << 63:
+        problems["seed"] = "is no seed; name 0 or more"
+    for name, problem in problems.items():
+        raise CommandError(f"swiftkv distill: --{name.replace('_', '-')}: {getattr(options, name)} {problem}", USAGE)
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Of their bytes, in hexadecimal."""
+    whole = xxh3_128()
+    for tensor in tensors:
+        whole.update(tensor.contiguous().view(torch.uint8).numpy())
+    return whole.hexdigest()
 
 
 class Training:
@@ -136,7 +166,7 @@ class Training:
         self.optimizer.step()
         self.steps += 1
         self.seconds = ranks.told(self.seconds + time.monotonic() - began)
-        return total
+        return ranks.sum(total)
 
     def _learn_from(self, ids: torch.Tensor, weight: float) -> float:
         """Add the gradients of one batch, `weight` for each token; its loss likewise."""
@@ -172,7 +202,8 @@ class Training:
     # ---- kept ----
 
     def save(self, directory: Path) -> None:
-        """Whole or not at all, into a directory that is there. Of several ranks, the first one does it."""
+        """Whole or not at all, into a directory that is there. Of several ranks, the first one does it. Raises
+        CommandError where there is no room."""
         if not self.network.ranks.is_first:
             return
         state = {
@@ -183,14 +214,25 @@ class Training:
             "trained": {name: tensor.detach() for name, tensor in self.trained.items()},
             "optimizer": self.optimizer.state_dict(),
         }
-        torch.save(state, directory / "new.pt")
-        os.replace(directory / "new.pt", directory / "state.pt")
+        with saying_what_is_full(directory):
+            try:
+                torch.save(state, directory / "new.pt")
+                os.replace(directory / "new.pt", directory / "state.pt")
+            finally:
+                (directory / "new.pt").unlink(missing_ok=True)
 
     def resume(self, directory: Path) -> None:
         """Go on from what `save` left there. Raises CommandError if that was another training."""
-        state: dict[str, Any] = torch.load(
-            directory / "state.pt", weights_only=True, map_location=self.network.ranks.device
-        )
+        try:
+            state: dict[str, Any] = torch.load(
+                directory / "state.pt", weights_only=True, map_location=self.network.ranks.device
+            )
+        except Exception as error:  # noqa: BLE001 - torch has no error of its own for a file that is damaged
+            raise CommandError(
+                f"swiftkv distill: {directory / 'state.pt'} cannot be read ({' '.join(str(error).split())[:120]}); "
+                f"take {directory} away to begin anew",
+                USAGE,
+            ) from None
         other = [name for name, value in self.recipe._asdict().items() if state["recipe"].get(name) != value]
         if other or state["trained"].keys() != self.trained.keys():
             raise CommandError(
@@ -230,17 +272,17 @@ def run_distill(options: argparse.Namespace) -> int:
 def _distil(options: argparse.Namespace, ranks: Ranks) -> int:
     source = ModelDirectory(options.model)
     later = source.later_for("distill")
-    if options.out.exists():
-        raise CommandError(f"swiftkv distill: {options.out} is there already; name another, or take it away", USAGE)
-    windows = windows_of(options, options.model)
-    recipe = Recipe.of(options, len(windows.read))
-    if recipe.batch % ranks.number:
+    check_recipe(options)
+    if options.batch % ranks.number:
         raise CommandError(
-            f"swiftkv distill: --batch: {recipe.batch} windows are no equal parts for {ranks.number} processes; name a "
-            "multiple",
+            f"swiftkv distill: --batch: {options.batch} windows are no equal parts for {ranks.number} processes; name "
+            "a multiple",
             USAGE,
         )
-    tensors = dict(source.tensors())
+    place_for(options.out, "distill")
+    windows = windows_of(options, options.model)
+    tensors = source.whole()
+    recipe = Recipe.of(options, windows.read, tensors)
     network = network_of(source, tensors, later, options.dtype, ranks)
     held_out = Watched(network, windows.held_out)
     also = _also(network, options)
@@ -249,7 +291,6 @@ def _distil(options: argparse.Namespace, ranks: Ranks) -> int:
         new[EXIT_HEAD] = network.head.float().clone()
     training = Training(network, new, recipe)
     kept = options.out.with_name(f".{options.out.name}.training")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     with terminable(), _alone(kept) if ranks.is_first else nullcontext():
         if (kept / "state.pt").exists():
             training.resume(kept)
@@ -257,12 +298,11 @@ def _distil(options: argparse.Namespace, ranks: Ranks) -> int:
         training.save(kept)
     if not ranks.is_first:
         return 0
-    stored = tensors["model.embed_tokens.weight"].dtype
+    stored = tensors[EMBEDDING].dtype
     made = {name: tensor.detach().to("cpu", stored) for name, tensor in training.new.items()}
-    write(source, options.out, later, {**tensors, **made}.items())
-    (options.out / "training.json").write_text(
-        json.dumps({"recipe": recipe._asdict(), "steps": training.steps, "curve": training.curve}, indent=1)
-    )
+    story = {"recipe": recipe._asdict(), "steps": training.steps, "curve": training.curve}
+    beside = {"training.json": json.dumps(story, indent=1)}
+    write(source, options.out, later, {**tensors, **made}.items(), beside)
     shutil.rmtree(kept, ignore_errors=True)
     for point in training.curve:
         elsewhere = "" if point.elsewhere is None else f", {point.elsewhere:.1%} on --also"
@@ -308,7 +348,7 @@ def _train(
         if not training.curve:
             training.look(*watched)
         for loss in _losses(training, windows):
-            bar.update(100 * training.done, text=_told(training, loss))
+            bar.update(100 * training.done, detail=_told(training, loss))
             if training.seconds - saved >= save_seconds:
                 training.look(*watched)
                 training.save(kept)
@@ -325,4 +365,4 @@ def _losses(training: Training, windows: torch.Tensor) -> Iterator[float]:
 def _told(training: Training, loss: float) -> str:
     left = training.seconds * (1 / training.done - 1) if training.done else 0.0
     closed = f", {training.curve[-1].closed:.0%} of the gap closed" if training.curve else ""
-    return f"distilling: step {training.steps}, loss {loss:.3f}{closed}, {left / 60:.0f} minutes left"
+    return f"step {training.steps}, loss {loss:.3f}{closed}, {left / 60:.0f} minutes left"

@@ -44,8 +44,10 @@ def run_eval(options: argparse.Namespace) -> int:
     later = source.later_for("eval")
     if options.lm_eval and find_spec("lm_eval") is None:
         raise CommandError("swiftkv eval: --lm-eval: lm-eval is not here; pip install swift-tiers[lm-eval]", USAGE)
-    windows = windows_of(options, options.model).held_out[: max(1, options.windows)]
-    tensors = dict(source.tensors())
+    if options.windows < 1:
+        raise CommandError(f"swiftkv eval: --windows: {options.windows}; name 1 or more", USAGE)
+    windows = windows_of(options, options.model).held_out[: options.windows]
+    tensors = source.whole()
     network = network_of(source, tensors, later, options.dtype, alone(options.device, "eval"))
     kinds = {
         "rewired": unchanged(network),

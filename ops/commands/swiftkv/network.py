@@ -16,9 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from swift_tiers.sglang_ext.models.later_layers import LaterLayers
 
+from .checkpoint import Tensors
 from .ranks import Ranks
-
-Tensors = dict[str, torch.Tensor]
 
 
 class Rotation(NamedTuple):

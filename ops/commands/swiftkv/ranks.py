@@ -42,6 +42,14 @@ class Ranks:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
+    def sum(self, value: float) -> float:
+        """Over all ranks, on each of them."""
+        if self.number == 1:
+            return value
+        whole = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(whole)
+        return float(whole.item())
+
     def told(self, value: float) -> float:
         """What rank 0 has for it."""
         if self.number == 1:

@@ -11,6 +11,7 @@ import torch
 
 from ...base.errors import USAGE, CommandError
 from ...base.model import pythons_manual
+from .checkpoint import ModelDirectory
 
 _SUFFIXES = {".txt", ".md", ".rst", ".py"}
 #: Of every ten blocks of so many characters of a text, the fifth is kept from fits and training, for `eval`: whatever
@@ -34,21 +35,32 @@ def windows_of(options: argparse.Namespace, model: Path) -> Windows:
     length = options.length
     if length < 8:
         raise CommandError(f"swiftkv: --length: {length}; a window has 8 tokens at least", USAGE)
+    room = ModelDirectory(model).config.get("max_position_embeddings")
+    if isinstance(room, int) and length > room:
+        raise CommandError(f"swiftkv: --length: {length}; the model has room for {room} tokens", USAGE)
     configurations.register()
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    read: list[list[int]] = []
-    held_out: list[list[int]] = []
-    for piece, is_held_out in _pieces(options.text):
-        ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-        windows = (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
-        (held_out if is_held_out else read).extend(windows)
-    if not read or not held_out:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError):
         raise CommandError(
-            f"swiftkv: the text makes {len(read)} windows of {length} tokens to read and {len(held_out)} to keep for "
-            "`eval`, which are too few; name more --text, or a smaller --length",
+            f"swiftkv: {model} has no tokenizer that transformers can read; put the model's own (tokenizer.json) "
+            "beside its weights",
+            USAGE,
+        ) from None
+    none = torch.empty(0, length, dtype=torch.int64)
+    read, held_out = [none], [none]
+    for piece, is_held_out in _pieces(options.text):
+        ids = torch.tensor(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
+        whole = len(ids) // length
+        (held_out if is_held_out else read).append(ids[: whole * length].view(whole, length))
+    found = Windows(torch.cat(read), torch.cat(held_out))
+    if not len(found.read) or not len(found.held_out):
+        raise CommandError(
+            f"swiftkv: the text makes {len(found.read)} windows of {length} tokens to read and {len(found.held_out)} "
+            "to keep for `eval`, which are too few; name more --text, or a smaller --length",
             USAGE,
         )
-    return Windows(torch.tensor(read), torch.tensor(held_out))
+    return found
 
 
 def _pieces(places: Sequence[Path] | None) -> Iterator[tuple[str, bool]]:
