@@ -87,6 +87,46 @@ def tiny_swiftkv(
     return directory
 
 
+def taught_to_read(directory: Path, steps: int) -> Path:
+    """A Llama of four layers that has been trained on windows of Python's manual, but not on what `swiftkv eval` keeps.
+
+    Its weights begin large, so that soon every layer's keys and values have a say in what it answers."""
+    import argparse
+
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    from swift_tiers.ops.commands.swiftkv.text import windows_of
+
+    def build(**special_ids: int) -> Any:
+        config = LlamaConfig(
+            vocab_size=260,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=HEAD_DIM,
+            initializer_range=0.2,
+            **special_ids,
+        )
+        return LlamaForCausalLM(config)
+
+    write_random_model(directory, build)
+    windows = windows_of(argparse.Namespace(text=None, length=64), directory).read
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 4e-3 * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        batch = windows[torch.randint(len(windows), (8,), generator=generator)]
+        optimizer.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+    model.save_pretrained(directory)
+    return directory
+
+
 #: Of Llama 3.1, as its published configurations have it.
 ROPE_SCALING = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
