@@ -263,6 +263,9 @@ class TierStack:
                 self.table.forget_memory()
         if durable:
             written = [now and mover.tier.flush(digest) for mover, now in zip(self._durable, told, strict=True)]
+        if durable or memory:
+            for mover in self.movers.values():
+                mover.tier.forget_arrived()
         yield
         if durable:
             yield from sweeps.clean(self.table)

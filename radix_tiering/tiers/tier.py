@@ -355,6 +355,9 @@ class Tier(ABC):
         where that could not be written down."""
         return True
 
+    def forget_arrived(self) -> None:  # noqa: B027 - most keep nothing beside their copies
+        """Let go of what has come into this server's memory and is kept in case it is wanted again. Any thread."""
+
     # ---- operators ----
 
     def commands(self, config: TiersConfig) -> Mapping[str, TierOrder]:

@@ -94,6 +94,22 @@ def test_what_one_server_computed_serves_another(machines: Machines) -> None:
 
 
 @on_machines
+def test_what_arrived_is_gone_when_memory_is_emptied(machines: Machines) -> None:
+    """Who flushes to measure, or for want of trust, does not meet in this process what was there before."""
+    _, second, keys = machines.sent()
+    worker = second.tiers["remote"]._worker  # type: ignore[attr-defined]
+    for durable in (False, True):
+        assert get(second, keys) == 2 * RUN, "the store was not emptied"
+        assert worker._arrived
+        asked = machines.asked("get")
+        second.flush(memory=True, durable=durable)
+        machines.runner.sleep(1.0)
+        assert len(worker._free) == len(worker._engine.memory)
+    assert get(second, keys) == 2 * RUN
+    assert machines.asked("get") > asked
+
+
+@on_machines
 def test_a_page_of_which_there_is_a_hint_is_neither_saved_nor_evicted_for_it(machines: Machines) -> None:
     """What came from there is as lost as any other page when host memory needs its room."""
     _, second, keys = machines.sent(host_pages=2 * RUN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from ..tier import Chain, Read, Tier, Write
 from .breaker import BreakerState
 from .engine import OpenEngine
 from .objects import ObjectNames, ObjectShape
-from .worker import RemotePlace, RemoteWorker, RunSearch, WantedPage
+from .worker import FORGET_ARRIVED, RemotePlace, RemoteWorker, RunSearch, WantedPage
 
 #: Tokens of a run: what is asked for by one name.
 RUN_TOKENS = 512
@@ -183,6 +183,10 @@ class RemoteTier(Tier):
     def read(self, reads: Sequence[Read]) -> None:
         until = self._clock() + self._read_seconds
         self._worker.put([WantedPage(read, read.copy.place, until) for read in reads])
+
+    def forget_arrived(self) -> None:
+        with suppress(RuntimeError):  # closed: nothing is left
+            self._worker.put(FORGET_ARRIVED)
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:

@@ -72,6 +72,13 @@ class WantedPage(NamedTuple):
     until: float
 
 
+class ForgetArrived(NamedTuple):
+    """What has arrived is not wanted again."""
+
+
+FORGET_ARRIVED = ForgetArrived()
+
+
 class _Fetch:
     """An object that is wanted."""
 
@@ -179,7 +186,7 @@ class RemoteWorker:
 
     # ---- any thread ----
 
-    def put(self, work: RunSearch | Sequence[WantedPage] | Sequence[Write]) -> None:
+    def put(self, work: RunSearch | ForgetArrived | Sequence[WantedPage] | Sequence[Write]) -> None:
         """Raises RuntimeError once it is closed."""
         with self._closed:
             if self._closing:
@@ -225,6 +232,9 @@ class RemoteWorker:
                 self._heard(work.event)
         elif isinstance(work, RunSearch):
             self._find(work)
+        elif isinstance(work, ForgetArrived):
+            self._free += [arrived.slot for arrived in self._arrived.values()]
+            self._arrived.clear()
         elif work and isinstance(work[0], WantedPage):
             for reading in work:
                 self._want(reading)
@@ -234,7 +244,7 @@ class RemoteWorker:
     def _refuse(self, work: Any) -> None:
         if isinstance(work, RunSearch):
             self._found.append(partial(work.done, []))
-        elif not isinstance(work, _Event):
+        elif not isinstance(work, _Event | ForgetArrived):
             for one in work:
                 if isinstance(one, WantedPage):
                     self._ended.append(partial(one.read.done, ReadOutcome.CANCELLED))
