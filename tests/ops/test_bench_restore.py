@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.ops.lab.bench.restore import RATIOS, Cell, expected_seconds
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.lab.bench.restore import RATIOS, SOURCES, Cell, expected_seconds, whole_lengths
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
 
 
@@ -30,3 +31,13 @@ def test_what_it_takes_is_said_before_and_grows_with_what_is_asked_for() -> None
     assert expected_seconds(2e-3, [1024], 1) == pytest.approx(2 * short)
     # At least the loads of the rounds, and of the one that is not counted.
     assert short > 2 * sum(RATIOS) * 1.024
+
+
+def test_lengths_are_what_the_source_has_together() -> None:
+    assert SOURCES["ssd"].together(737_280) == 1
+    run = SOURCES["remote"].together(737_280)
+    assert run == 30, "of 512 tokens, what is whole objects of 5 pages, less than 4 MiB"
+    assert whole_lengths([992, 8128], 16) == [992, 8128]
+    assert whole_lengths([992, 8128], 16 * run) == [960, 7680]
+    with pytest.raises(CommandError, match="480 tokens at least"):
+        whole_lengths([464, 992], 16 * run)

@@ -1,10 +1,11 @@
 """How prefixes come back: recomputed, loaded, or both at once, by turns on one real server.
 
-The server serves SmolLM2-135M in float32. A prompt's pages are on ssd alone; for each length, the device is slowed down
-so that loading all of them takes 0.25 to 4 times as long as recomputing them. In each round each prompt is answered
-once by recomputing it, and at each rate once by loading all of it and once as the server decides (`restore.strategy =
-"auto"`). Figures are the medians over the rounds of the ratios of times to first token. After that the source is made
-ten times slower while a prefix comes back, again and again.
+The server serves SmolLM2-135M in float32. A prompt's pages are on ssd alone, or (`--source remote`) in a store that
+other machines could use too: SGLang's engine "file" in its child process, behind a throttled link. For each length, the
+source is slowed down so that loading all of them takes 0.25 to 4 times as long as recomputing them. In each round each
+prompt is answered once by recomputing it, and at each rate once by loading all of it and once as the server decides
+(`restore.strategy = "auto"`). Figures are the medians over the rounds of the ratios of times to first token. After that
+the source is made ten times slower while a prefix comes back, again and again.
 
 Loading at a rate that makes it four times as slow as recomputing is what takes long: a round of one length takes about
 twelve times as long as recomputing that length, and there is one round more than asked for, which is not counted. How
@@ -26,10 +27,12 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.config import RemoteConfig, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
+from swift_tiers.radix_tiering.tiers.remote import ObjectShape
+from swift_tiers.radix_tiering.tiers.remote.remote_tier import RUN_TOKENS
 
 from ...base.errors import USAGE, CommandError
 from ...commands.bench.report import Figure, finish, parser, ratio, take_turns
@@ -50,6 +53,34 @@ UNTHROTTLED = "64GiB"
 SLOWDOWNS = 6
 
 
+class Source(NamedTuple):
+    """Where pages lie that come back."""
+
+    tier: str
+    link: str  # the way there, as the server's state has it
+
+    def config(self, folder: Path) -> dict[str, Any]:
+        """What the server is told of it; `folder`: an empty one."""
+        if self.tier == "ssd":
+            return {"directories": [str(folder)], "size_per_device": "4GiB", "throttle": UNTHROTTLED}
+        options = {"file_storage_path": str(folder)}
+        return {"engine": "file", "options": options, "admission": "always", "throttle": UNTHROTTLED}
+
+    def together(self, page_bytes: int) -> int:
+        """Pages that are stored and found together."""
+        if self.tier == "ssd":
+            return 1
+        return ObjectShape.of(page_bytes, PAGE_TOKENS, int(RemoteConfig().object), RUN_TOKENS).run
+
+    @property
+    def throttle(self) -> str:
+        """The policy that slows it down."""
+        return f"{self.tier}.throttle"
+
+
+SOURCES = {"ssd": Source("ssd", "host-ssd"), "remote": Source("remote", "host-remote")}
+
+
 class Answer(NamedTuple):
     """Of one request."""
 
@@ -59,10 +90,11 @@ class Answer(NamedTuple):
 
 
 class Rig:
-    """One server whose pages lie on one throttled device, and what the bench does with it."""
+    """One server whose pages lie on one throttled source, and what the bench does with it."""
 
-    def __init__(self, server: Server, reader: BusReader) -> None:
+    def __init__(self, server: Server, reader: BusReader, source: Source) -> None:
         self.server = server
+        self.source = source
         self._reader = reader
 
     def set(self, field: str, value: str) -> None:
@@ -70,18 +102,32 @@ class Rig:
         if outcome.state != "done":
             raise CommandError(f"bench restore: {field} cannot be set: {outcome}")
 
+    def wait_open(self) -> None:
+        """Until the source takes pages: an engine is opened while the server serves already."""
+        limit = time.monotonic() + START_SECONDS
+        while self.source.tier == "remote" and self.state()["remote_engine"] != "asked":
+            if time.monotonic() > limit:
+                raise CommandError(f"bench restore: the engine is never opened; the server's log: {self.server.log}")
+            time.sleep(0.1)
+
     def strategy(self, name: str) -> None:
         self.set("restore.strategy", name)
 
     def rate(self, bytes_per_second: float) -> None:
-        self.set("ssd.throttle", str(max(2**20, int(bytes_per_second))))
+        self.set(self.source.throttle, str(max(2**20, int(bytes_per_second))))
+
+    @property
+    def together(self) -> int:
+        """Pages that are stored and found together; known once some have been."""
+        link = self.state()["links"][self.source.link]
+        return self.source.together(link["bytes"] // max(1, link["pages"]))
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = self._get("/server_info")["internal_states"][0]["swift_tiers"]
         return state
 
     def empty(self) -> None:
-        """Everything is on ssd, and there alone."""
+        """Everything is at the source, and there alone."""
         while self.state()["write_queue_pages"]:
             time.sleep(0.02)
         limit = time.monotonic() + 60
@@ -94,7 +140,8 @@ class Rig:
         answer = self._get("/generate", {"input_ids": prompt, "sampling_params": sampling})
         seconds = time.perf_counter() - started
         cached = answer["meta_info"].get("cached_tokens_details") or {}
-        return Answer(seconds, tuple(answer["output_ids"]), {tier: cached.get(tier, 0) for tier in ("host", "ssd")})
+        tiers = ("host", self.source.tier)
+        return Answer(seconds, tuple(answer["output_ids"]), {tier: cached.get(tier, 0) for tier in tiers})
 
     def _get(self, path: str, body: Any = None) -> Any:
         return json.loads(call(self.server.port, path, body, timeout=900))
@@ -124,6 +171,7 @@ class Cell(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("restore", __doc__, rounds=3)
     arguments.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
+    arguments.add_argument("--source", choices=SOURCES, default="ssd", help="where pages lie (%(default)s)")
     arguments.add_argument("--lengths", default="1024,2048,4096,8128", help="tokens of the prefixes (%(default)s)")
     arguments.add_argument("--chunk", type=int, default=512, help="restore.chunk (%(default)s)")
     options = arguments.parse_args(argv)
@@ -138,6 +186,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
     from ...base.model import demo_model
 
     model = options.model_path or demo_model()
+    source = SOURCES[options.source]
     lengths = [int(word) // PAGE_TOKENS * PAGE_TOKENS for word in options.lengths.split(",")]
     context = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     if max(lengths) + NEW_TOKENS >= context:
@@ -146,14 +195,14 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
             f"let --lengths end at {(context - NEW_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS}",
             USAGE,
         )
-    disk = folder / "ssd"
-    disk.mkdir()
+    stored = folder / source.tier
+    stored.mkdir()
     (port,) = free_ports(1)
     with DemoBus() as bus:
         settings = {**bus.settings, "server": "bench", "control": True}
         config = {
             "host": {"size": "1GiB"},
-            "ssd": {"directories": [str(disk)], "size_per_device": "4GiB", "throttle": UNTHROTTLED},
+            source.tier: source.config(stored),
             "policy": {"restore_deadline": "600s"},
             "restore": {"chunk": options.chunk},
             "bus": settings,
@@ -168,13 +217,24 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
             server.start()
             server.wait_ready(START_SECONDS)
             with BusReader.open(parse_config({"bus": settings}).bus, "bench") as reader:
-                return _run(Rig(server, reader), lengths, options)
+                rig = Rig(server, reader, source)
+                rig.wait_open()
+                return _run(rig, lengths, options)
+
+
+def whole_lengths(lengths: Sequence[int], together: int) -> list[int]:
+    """Each length down to a multiple of the tokens stored `together`. Raises CommandError for one that is shorter."""
+    if min(lengths) < together:
+        raise CommandError(f"bench restore: of this source, --lengths are {together} tokens at least", USAGE)
+    return [tokens // together * together for tokens in lengths]
 
 
 def _run(rig: Rig, lengths: Sequence[int], options: argparse.Namespace) -> int:
     generator = random.Random(0)
     cells: list[Cell] = []
-    expected = expected_seconds(_learn(rig, generator), lengths, options.rounds)
+    token_seconds = _learn(rig, generator)
+    lengths = whole_lengths(lengths, rig.together * PAGE_TOKENS)
+    expected = expected_seconds(token_seconds, lengths, options.rounds)
     print(f"this will take about {expected / 60:.0f} minutes; rows come length by length", flush=True)
     print("tokens  io/compute  recompute s  load s  both s   of the better   of the bound   recomputed tokens")
     for tokens in lengths:
@@ -205,19 +265,21 @@ def _run(rig: Rig, lengths: Sequence[int], options: argparse.Namespace) -> int:
 
 
 def _store(rig: Rig, prompt: list[int]) -> int:
-    """Bring the pages of `prompt` to ssd; the bytes of its prefix there."""
+    """Bring the pages of `prompt` to the source; the bytes of its prefix there."""
+    source = rig.source
     rig.rate(2**36)
     rig.strategy("recompute")
-    before = rig.state()["tiers"]["ssd"]
+    before = rig.state()["links"][source.link]
     rig.ask(prompt)
-    pages = len(prompt) // PAGE_TOKENS
+    pages = len(prompt) // PAGE_TOKENS // rig.together * rig.together
     limit = time.monotonic() + 60
-    while (ssd := rig.state()["tiers"]["ssd"])["pages"] < before["pages"] + pages:
+    while (link := rig.state()["links"][source.link])["pages"] < before["pages"] + pages:
         if time.monotonic() > limit:
-            raise CommandError(f"bench restore: only {ssd['pages'] - before['pages']} of {pages} pages came to ssd")
+            came = link["pages"] - before["pages"]
+            raise CommandError(f"bench restore: only {came} of {pages} pages came to {source.tier}")
         time.sleep(0.05)
     rig.empty()
-    return int((ssd["used_bytes"] - before["used_bytes"]) * (len(prompt) - NEW_TOKENS) / len(prompt))
+    return int((link["bytes"] - before["bytes"]) * (len(prompt) - NEW_TOKENS) // PAGE_TOKENS / pages)
 
 
 def _learn(rig: Rig, generator: random.Random) -> float:
