@@ -122,13 +122,14 @@ def build_tiers(
     scope = shared_scope(config, server_args)
     kvikio = wanted_kvikio(config, pool)
     landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
+    more = {"landing": landing, "kvikio": kvikio, "scope": scope, "machines": server_args.nnodes}
     if not config.peer.donate and not config.peer.borrow:
-        return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio, scope=scope), None
+        return open_stack(namespace, config, rank, **more), None
     from .peer_side import PeerSide
 
     side = PeerSide(config, rank.name, pool, kvcache, landing, number=rank.tensor, ranks=rank.tensor_size)
     try:
-        stack = open_stack(namespace, config, rank, side.borrow, landing=landing, kvikio=kvikio, scope=scope)
+        stack = open_stack(namespace, config, rank, side.borrow, **more)
     except BaseException:
         side.close()
         raise
@@ -147,10 +148,11 @@ def open_stack(
     landing: Landing | None = None,
     kvikio: Any = None,
     scope: str = "",
+    machines: int = 1,
 ) -> TierStack:
     """Allocate the host tier, open the devices; what they hold is found while serving. `borrow`: makes the peer tier of
     a rank that borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory,
-    `kvikio`: from the devices too. `scope`: see `shared_scope`."""
+    `kvikio`: from the devices too. `scope`: see `shared_scope`. `machines`: over which the ranks are spread."""
     geometry = namespace.geometry
     size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
@@ -179,7 +181,13 @@ def open_stack(
     fingerprint = ssd.fingerprint if ssd is not None else page_digest
     peer, events = borrow(fingerprint), EventLog(THREADS.time)
     remote = open_remote(
-        config, geometry, scope=scope, writes=rank.shares(geometry), fingerprint=fingerprint, events=events
+        config,
+        geometry,
+        scope=scope,
+        writes=rank.shares(geometry),
+        fingerprint=fingerprint,
+        events=events,
+        ranks=-(-rank.total // machines),
     )
     tiers = [tier for tier in (peer, ssd, remote) if tier is not None]  # in the order in which they are read
     return TierStack(

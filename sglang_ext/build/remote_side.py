@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.base.secret_file import read_secret
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
+from swift_tiers.radix_tiering.tiers.remote.child_process import Meeting
 from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, object_shape
 
 from .hardware import hardware_name
@@ -60,9 +61,11 @@ def open_remote(
     writes: bool,
     fingerprint: Callable[[np.ndarray], bytes],
     events: EventLog,
+    ranks: int = 1,
 ) -> RemoteTier | None:
     """The remote tier; None where no engine is named. `scope`: see `shared_scope`; `writes`: whether this rank does, or
-    another one has the same pages; `fingerprint`: the checksum of a page. Raises ConfigError."""
+    another one has the same pages; `fingerprint`: the checksum of a page. `ranks`: how many of this server are on this
+    machine, and have one child. Raises ConfigError."""
     remote = config.remote
     if remote.engine is None:
         return None
@@ -80,7 +83,15 @@ def open_remote(
     return RemoteTier(
         shape,
         remote,
-        partial(ChildEngine, DRIVER, remote.engine, remote.options, slots, shape.stride),
+        partial(
+            ChildEngine,
+            DRIVER,
+            remote.engine,
+            remote.options,
+            slots,
+            shape.stride,
+            meeting=Meeting.of_siblings(ranks) if ranks > 1 else None,
+        ),
         page_tokens=geometry.tokens,
         read_seconds=min(float(config.policy.restore_deadline), MOST_READ_SECONDS),
         scope=scope,

@@ -18,7 +18,7 @@ from swift_tiers.ops.commands.demo.store import LocalStore
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.mooncake import skip_without_library
-from support.servers import START_SECONDS, Site, generate, prompt, snapshot, wait_written
+from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
@@ -95,10 +95,15 @@ def engine_ready(server: Any) -> bool:
     return snapshot(server)["remote_engine"] == "asked" and bool(child_of(server))
 
 
-def child_of(server: Any) -> int:
-    """The process that the engine lives in; 0 where there is none."""
+def children_of(server: Any) -> list[int]:
+    """The processes that engines live in."""
     found = psutil.Process(server._process.pid).children(recursive=True)
-    return next((one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and CHILD in one.cmdline()), 0)
+    return [one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and CHILD in one.cmdline()]
+
+
+def child_of(server: Any) -> int:
+    """0 where there is none."""
+    return next(iter(children_of(server)), 0)
 
 
 def test_the_second_server_answers_from_what_the_first_computed(site: Site, plain: Any) -> None:
@@ -117,3 +122,38 @@ def test_the_same_with_nixl(site: Site, plain: Any, monkeypatch: pytest.MonkeyPa
     directory.mkdir()
     monkeypatch.setenv("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", str(directory))
     check_two_servers(site, "nixl", {"plugin": {"posix": {"active": True}}}, plain)
+
+
+def test_two_ranks_have_one_child_and_find_what_each_has_written(
+    site: Site, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it dies, both have a new one, and again one."""
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    directory = site.root / "ranks-shared"
+    directory.mkdir()
+    config = tiers(site, "ranks", "file", {"file_storage_path": str(directory)})
+    del config["ssd"]  # which a flush leaves
+    prompts = [prompt(seed, TOKENS) for seed in range(2)]
+    with site.server("ranks", "--page-size", "16", "--tp-size", "2", tiers=config) as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        assert wait_for(lambda: engine_ready(server) or None, PATIENCE), "the child is never ready"
+        expected = [generate(server, one)[0] for one in prompts]
+        wait_written(server)
+        assert wait_for(lambda: remote_pages(server) >= 2 * FOUND // 16 or None, PATIENCE)
+        (child,) = children_of(server)
+        # The second rank may write later than the first one, which is looked at.
+        assert wait_for(lambda: found_there(server, prompts[0], expected[0]) or None, PATIENCE), "a rank has none"
+        os.kill(child, signal.SIGKILL)
+        assert wait_for(lambda: (engine_ready(server) and child_of(server) != child) or None, PATIENCE), "no new child"
+        assert len(children_of(server)) == 1
+        assert wait_for(lambda: found_there(server, prompts[1], expected[1]) or None, PATIENCE), "a rank has none"
+        assert snapshot(server)["restores"]["failed_loads"] == 0
+
+
+def found_there(server: Any, question: list[int], expected: list[int]) -> bool:
+    """Both ranks have to find it, or none does."""
+    call(server, "/flush_cache", {})
+    tokens, details = generate(server, question)
+    assert tokens == expected
+    return bool(details.get("remote") == FOUND)

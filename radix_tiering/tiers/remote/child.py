@@ -1,7 +1,9 @@
-"""The child that an engine lives in: `python -m ...child OWNER_PID SOCKET MEMORY`, the latter two descriptors.
+"""The child that an engine lives in: `python -m ...child OWNER_PID PLACES SOCKET MEMORY [LISTENER]`, the last three
+descriptors.
 
 It imports the driver, opens the engine, and does what it is asked on a few threads: a read that hangs delays neither
-questions nor writes. It ends with its owner, however that ends.
+questions nor writes. It serves as many ranks as there are places, each with slots of its own. It ends with its owner,
+however that ends.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 import numpy as np
 
 from .engine import Driver, EngineJob, OpenDriver, Verb
-from .messages import MOST_BYTES, Begin, Failed, JobDone, Ready
+from .messages import MOST_BYTES, Begin, Failed, JobDone, Joined, Ready, peer_user
 
 PR_SET_PDEATHSIG = 1
-#: Threads for each verb.
+#: How long one that connects may take to say what it wants, seconds.
+JOIN_SECONDS = 5.0
+#: Threads for each verb and rank.
 LANES: dict[Verb, int] = {"exists": 1, "get": 2, "put": 1}
 #: Characters of an error that are told.
 REASON = 300
@@ -33,37 +38,105 @@ REASON = 300
 logger = logging.getLogger(__name__)
 
 
-class _Child:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+class _Rank:
+    """One that has the engine."""
+
+    def __init__(self, connection: socket.socket, first: int) -> None:
+        self.connection = connection
+        self.first = first  # of its slots
         self._lock = threading.Lock()
-        self._lanes = {verb: ThreadPoolExecutor(count, f"swift-{verb}") for verb, count in LANES.items()}
 
     def say(self, message: Ready | JobDone | Failed) -> None:
+        with self._lock, suppress(OSError):  # it has ended
+            self.connection.send(msgspec.msgpack.encode(message))
+
+
+class _Child:
+    def __init__(self, begin: bytes, places: int, memory: int) -> None:
+        self._begin = begin
+        self._slots = msgspec.msgpack.decode(begin, type=Begin).slots
+        self._places = places
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._ranks: list[_Rank] = []
+        self._driver: Driver | None = None
+        self._lanes = {verb: ThreadPoolExecutor(count * places, f"swift-{verb}") for verb, count in LANES.items()}
+
+    # ---- ranks ----
+
+    def add(self, connection: socket.socket) -> _Rank:
+        """It has the next slots."""
         with self._lock:
-            self._connection.send(msgspec.msgpack.encode(message))
+            rank = _Rank(connection, len(self._ranks) * self._slots)
+            self._ranks.append(rank)
+            if self._driver is not None:
+                rank.say(Ready())
+        return rank
 
-    def serve(self, driver: Driver) -> None:
-        self.say(Ready())
+    def welcome(self, listener: socket.socket) -> None:
+        """Let those in that connect, as long as there are places, and serve each on a thread of its own."""
+        process = os.pidfd_open(os.getpid())
+        while True:
+            connection, _ = listener.accept()
+            try:
+                connection.settimeout(JOIN_SECONDS)
+                reason = self._why_not(connection)
+                if not reason:
+                    said = msgspec.msgpack.encode(Joined(len(self._ranks), os.getpid()))
+                    socket.send_fds(connection, [said], [self._memory, process])
+                    connection.settimeout(None)
+                    threading.Thread(target=self.serve, args=(self.add(connection),), daemon=True).start()
+                    continue
+                connection.send(msgspec.msgpack.encode(Failed(reason)))
+            except OSError as error:
+                logger.warning("swift-tiers: remote: a rank could not be let in: %s", error)
+            connection.close()
+
+    def _why_not(self, connection: socket.socket) -> str:
+        if peer_user(connection) != os.getuid():
+            return "it is another user's"
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
+        if connection.recv(MOST_BYTES) != self._begin:
+            return "the engine was begun with something else"
+        return "" if len(self._ranks) < self._places else f"its {self._places} places are taken"
+
+    def opened(self, driver: Driver) -> None:
+        with self._lock:
+            self._driver = driver
+            for rank in self._ranks:
+                rank.say(Ready())
+
+    def failed(self, reason: str) -> None:
+        with self._lock:
+            for rank in self._ranks:
+                rank.say(Failed(reason))
+
+    # ---- jobs ----
+
+    def serve(self, rank: _Rank) -> None:
+        """Until the rank ends."""
         decoder = msgspec.msgpack.Decoder(EngineJob)
-        while raw := self._connection.recv(MOST_BYTES):
-            job = decoder.decode(raw)
-            self._lanes[job.verb].submit(self._do, driver, job)
+        with suppress(ConnectionError):
+            while raw := rank.connection.recv(MOST_BYTES):
+                job = decoder.decode(raw)
+                self._lanes[job.verb].submit(self._do, rank, job)
 
-    def _do(self, driver: Driver, job: EngineJob) -> None:
+    def _do(self, rank: _Rank, job: EngineJob) -> None:
+        assert self._driver is not None
         try:
-            done = self._ask(driver, job)
+            done = self._ask(self._driver, job, [rank.first + slot for slot in job.slots])
         except Exception as error:  # noqa: BLE001 - the engine's, whatever it is: a miss
             logger.warning("swift-tiers: remote: %s of %d objects: %r", job.verb, len(job.names), error)
             done = ()
         answers = [bool(one) for one in done][: len(job.names)]
-        self.say(JobDone(job.number, answers + [False] * (len(job.names) - len(answers))))
+        rank.say(JobDone(job.number, answers + [False] * (len(job.names) - len(answers))))
 
     @staticmethod
-    def _ask(driver: Driver, job: EngineJob) -> Sequence[bool]:
+    def _ask(driver: Driver, job: EngineJob, slots: Sequence[int]) -> Sequence[bool]:
         if job.verb == "exists":
             return [True] * driver.exists(job.names)
-        return (driver.get if job.verb == "get" else driver.put)(job.names, job.slots)
+        return (driver.get if job.verb == "get" else driver.put)(job.names, slots)
 
 
 def _first_cause(error: BaseException) -> BaseException:
@@ -80,29 +153,32 @@ def _end_with(owner: int) -> None:
         os._exit(1)
 
 
-def main(owner: int, connected: int, memory: int) -> None:
+def main(owner: int, places: int, connected: int, memory: int, listener: int = -1) -> None:
     _end_with(owner)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=connected)
-    child = _Child(connection)
     raw = connection.recv(MOST_BYTES)
     if not raw:
         os._exit(0)
     begin = msgspec.msgpack.decode(raw, type=Begin)
-    size = begin.slots * begin.stride
-    slots = np.frombuffer(mmap.mmap(memory, size), np.uint8).reshape(begin.slots, begin.stride)
+    child = _Child(raw, places, memory)
+    first = child.add(connection)
+    if listener >= 0:
+        threading.Thread(target=child.welcome, args=(socket.socket(fileno=listener),), daemon=True).start()
+    size = places * begin.slots * begin.stride
+    slots = np.frombuffer(mmap.mmap(memory, size), np.uint8).reshape(-1, begin.stride)
     try:
         module, _, name = begin.driver.partition(":")
         open_driver: OpenDriver = getattr(importlib.import_module(module), name)
-        driver = open_driver(begin.engine, begin.options, slots)
+        child.opened(open_driver(begin.engine, begin.options, slots))
     except BaseException as error:
         logger.exception("swift-tiers: remote: %s cannot be opened", begin.engine)
-        child.say(Failed(f"{_first_cause(error)!r}: {begin.engine} cannot be opened: {error}"[:REASON]))
+        child.failed(f"{_first_cause(error)!r}: {begin.engine} cannot be opened: {error}"[:REASON])
         os._exit(1)
-    child.serve(driver)
+    child.serve(first)
     # Not in order: what the driver does at its end may hang, and its threads too.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:]))

@@ -6,35 +6,16 @@ what an old child may still write to is never used again.
 
 from __future__ import annotations
 
-import mmap
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from .child_process import KILL_SECONDS, Meeting, begin_or_meet
 from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
-from .messages import MOST_BYTES, Begin, FromChild, JobDone, Ready
-
-#: How long a child that was killed is waited for, seconds: a guard, the kernel takes no longer.
-KILL_SECONDS = 10.0
-
-
-@contextmanager
-def closed_on_error(connection: socket.socket) -> Iterator[None]:
-    """Closes it where what follows fails."""
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
+from .messages import MOST_BYTES, Begin, Failed, FromChild, JobDone, Ready
 
 
 class ChildEngine:
@@ -48,40 +29,23 @@ class ChildEngine:
         slots: int,
         stride: int,
         tell: Callable[[EngineEvent], None],
+        meeting: Meeting | None = None,
     ) -> None:
-        """`driver`: "MODULE:NAME" of an `OpenDriver`, imported by the child alone. Raises OSError where no process or
-        memory is to be had."""
+        """`driver`: "MODULE:NAME" of an `OpenDriver`, imported by the child alone. `meeting`: whose ranks share the
+        child, which has so many slots for each; None: it is this one's alone. Raises OSError where no process or memory
+        is to be had."""
         self._tell = tell
         self._ended = False
-        memory = os.memfd_create("swift-remote", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(memory, slots * stride)
-            self.memory = np.frombuffer(mmap.mmap(memory, slots * stride), np.uint8).reshape(slots, stride)
-            self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with other, closed_on_error(self._socket):
-                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
-                    other.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
-                command = [sys.executable, "-P", "-m", "swift_tiers.radix_tiering.tiers.remote.child"]
-                self._process = subprocess.Popen(
-                    [*command, str(os.getpid()), str(other.fileno()), str(memory)],
-                    pass_fds=(other.fileno(), memory),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-        finally:
-            os.close(memory)
+        self._process = begin_or_meet(Begin(driver, engine, dict(options), slots, stride), meeting)
+        self._socket = self._process.connection
+        self.memory = self._process.memory
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._hear, name="swift-remote-ear", daemon=True)
         self._thread.start()
-        self._send(Begin(driver, engine, dict(options), slots, stride))
 
     def ask(self, job: EngineJob) -> bool:
-        return self._send(job)
-
-    def _send(self, message: Begin | EngineJob) -> bool:
         try:
-            self._socket.send(msgspec.msgpack.encode(message), socket.MSG_DONTWAIT)
+            self._socket.send(msgspec.msgpack.encode(job), socket.MSG_DONTWAIT)
         except OSError:  # it is stopped, and its queue is full; or it has ended, which the thread hears
             return False
         return True
@@ -102,31 +66,19 @@ class ChildEngine:
                 self._told(EngineReady())
             elif isinstance(message, JobDone):
                 self._told(EngineAnswer(message.number, message.done))
-            else:
+            elif isinstance(message, Failed):
                 reason = message.reason
-        self._kill()
-        self._told(EngineGone(reason or self._how_it_ended()))
+        self._process.kill()
+        self._told(EngineGone(reason or self._process.how_it_ended()))
 
     def _told(self, event: EngineEvent) -> None:
         if not self._ended:
             self._tell(event)
 
-    def _how_it_ended(self) -> str:
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
-        return f"its process ended with {code}"
-
-    def _kill(self) -> None:
-        """A stopped one, too."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(KILL_SECONDS)
-
     def end(self) -> None:
         if self._ended:
             return
         self._ended = True
-        self._kill()
+        self._process.kill()
         self._thread.join(KILL_SECONDS)
         self._socket.close()

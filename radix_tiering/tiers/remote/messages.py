@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from typing import Any
 
 import msgspec
@@ -11,14 +13,21 @@ MOST_BYTES = 1 << 18
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To the child, first of all: which engine, and how its memory lies. Then come jobs (`engine.EngineJob`). Options
-    may hold secrets, and are on no command line therefore."""
+    """To the child, first of all: which engine, and how a rank's memory lies. Then come jobs (`engine.EngineJob`).
+    Options may hold secrets, and are on no command line therefore."""
 
     driver: str  # "MODULE:NAME" of an `OpenDriver`
     engine: str
     options: dict[str, Any]
     slots: int
     stride: int
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a rank that has connected: its part of the slab; with it come descriptors of the slab and of the process."""
+
+    place: int  # from 0, whose rank began the process
+    pid: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -38,4 +47,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-FromChild = Ready | JobDone | Failed
+FromChild = Joined | Ready | JobDone | Failed
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Who is at the other end of a connection, or began to listen there."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    user: int = struct.unpack("3i", raw)[1]
+    return user

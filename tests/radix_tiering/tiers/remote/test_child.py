@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,16 @@ from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier, worker
+from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier, child_process, worker
+from swift_tiers.radix_tiering.tiers.remote.child_process import Meeting
+from swift_tiers.radix_tiering.tiers.remote.engine import (
+    EngineAnswer,
+    EngineEvent,
+    EngineGone,
+    EngineJob,
+    EngineReady,
+    Verb,
+)
 
 from support.engine import GEOMETRY, chain, check, get, make_stack, put, settle, wait_until
 from support.remote import RUN, SHAPE, remote_config, run_of, snapshot, wait_sent
@@ -107,6 +120,123 @@ def test_no_answer_late_and_no_byte_wrong_whatever_becomes_of_it(
         assert snapshot(second.stack).lives == 2
         wait_until(lambda: get(second.stack, others) == 2 * RUN, "the new one is not asked")
     check(second.stack)
+
+
+class Ranks:
+    """Of one server on one machine: engines that meet, each with what it was told."""
+
+    def __init__(self, directory: Path, places: int, **options: Any) -> None:
+        self.meeting = Meeting(str(directory), places)
+        self.settings = {"directory": str(directory), **options}
+        self.told: list[queue.Queue[EngineEvent]] = []
+        self.engines: list[ChildEngine] = []
+
+    def begin(self, slots: int = 2) -> ChildEngine:
+        told: queue.Queue[EngineEvent] = queue.Queue()
+        driver = "support.directory_driver:open_directory"
+        engine = ChildEngine(driver, "directory", self.settings, slots, 4096, told.put, self.meeting)
+        self.told.append(told)
+        self.engines.append(engine)
+        return engine
+
+    def hear(self, rank: int) -> EngineEvent:
+        return self.told[rank].get(timeout=60)
+
+    def do(self, rank: int, verb: Verb, name: str, slot: int) -> list[bool]:
+        assert self.engines[rank].ask(EngineJob(1, verb, [name], [slot] if verb != "exists" else []))
+        answer = self.hear(rank)
+        assert isinstance(answer, EngineAnswer)
+        return list(answer.done)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
+    tests = str(Path(__file__).parents[3])
+    monkeypatch.setenv("PYTHONPATH", tests + os.pathsep + os.environ.get("PYTHONPATH", ""))
+    made: list[Ranks] = []
+
+    def make(places: int, **options: Any) -> Ranks:
+        made.append(Ranks(tmp_path, places, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for engine in one.engines:
+            engine.end()
+
+
+def test_ranks_of_a_machine_have_one_child_and_slots_of_their_own(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+    three = ranks(3)
+    first, second, third = (three.begin() for _ in range(3))
+    assert {second.pid, third.pid} == {first.pid}
+    assert all(isinstance(three.hear(rank), EngineReady) for rank in range(3))
+    for rank, engine in enumerate(three.engines):
+        engine.memory[:] = rank + 1
+    assert [int(engine.memory.sum()) for engine in three.engines] == [2 * 4096 * rank for rank in (1, 2, 3)]
+    for rank in range(3):
+        assert three.do(rank, "put", f"of-{rank}", slot=1) == [True]
+    assert three.do(0, "get", "of-2", slot=0) == [True]
+    assert set(first.memory[0]) == {3}
+    assert set(second.memory[0]) == {2}, "another rank's slot was written to"
+    assert three.do(1, "exists", "of-3", slot=0) == [False]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_when_their_child_dies_or_is_given_up_all_of_them_hear_it_and_begin_anew(
+    ranks: Callable[..., Ranks], who: int
+) -> None:
+    """Whoever began it."""
+    two = ranks(2)
+    pid = {two.begin().pid for _ in range(2)}.pop()
+    assert all(isinstance(two.hear(rank), EngineReady) for rank in range(2))
+    os.kill(pid, signal.SIGSTOP)
+    two.engines[who].end()
+    assert two.told[who].empty(), "it has been told of its own end"
+    assert isinstance(two.hear(1 - who), EngineGone)
+    again = ranks(2)
+    other = {again.begin().pid for _ in range(2)}
+    assert len(other) == 1
+    assert other != {pid}
+    assert all(isinstance(again.hear(rank), EngineReady) for rank in range(2))
+
+
+def test_they_begin_at_once_and_one_of_them_owns_it(ranks: Callable[..., Ranks]) -> None:
+    """Threads stand for processes: who binds is drawn by the kernel."""
+    four = ranks(4)
+    with ThreadPoolExecutor(4) as threads:
+        pids = set(threads.map(lambda _: four.begin().pid, range(4)))
+    assert len(pids) == 1
+    assert all(isinstance(four.hear(rank), EngineReady) for rank in range(4))
+
+
+def test_an_engine_that_cannot_be_opened_is_no_ranks(ranks: Callable[..., Ranks]) -> None:
+    """The second one may come when the first one's has ended already, and is told by one of its own."""
+    two = ranks(2, refuses=True)
+    for rank in range(2):
+        two.begin()
+        gone = two.hear(rank)
+        assert isinstance(gone, EngineGone)
+        assert "no store answers at this address" in gone.reason
+
+
+def test_no_more_are_let_in_than_there_are_places(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "MEET_SECONDS", 0.5)
+    one = ranks(1)
+    one.begin()
+    assert isinstance(one.hear(0), EngineReady)
+    with pytest.raises(OSError, match="its 1 places are taken"):
+        one.begin()
+
+
+def test_siblings_meet_and_nobody_else() -> None:
+    """A process and what it starts are no siblings."""
+    words = "import sys; from swift_tiers.radix_tiering.tiers.remote.child_process import Meeting; "
+    command = [sys.executable, "-c", words + "print(Meeting.of_siblings(2).key)"]
+    keys = {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
+    assert len(keys) == 1
+    assert keys != {Meeting.of_siblings(2).key}
+    two, three = Meeting("key", 2), Meeting("key", 3)
+    assert len({two.address(b"a"), two.address(b"b"), three.address(b"a")}) == 3
 
 
 def test_an_engine_that_cannot_be_opened_says_why(server: Callable[..., Server]) -> None:
