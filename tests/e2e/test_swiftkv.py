@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from swift_tiers.ops.commands.demo.servers import Server
+
 from support.servers import (
     START_SECONDS,
     Site,
     await_the_neighbour,
+    call,
     fill_device,
     generate,
     prompt,
@@ -20,6 +23,18 @@ from support.swiftkv_models import Reference, tiny_swiftkv
 PATIENCE = 120.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def check_log_probabilities(server: Server, reference: Reference, question: list[int], start: int) -> None:
+    """Of the tokens of a prompt behind `start`: all of a chunk go on, on every rank, and none of them leaves early."""
+    body = {
+        "input_ids": question, "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True, "logprob_start_len": start,
+    }  # fmt: skip
+    given = call(server, "/generate", body)["meta_info"]["input_token_logprobs"]
+    expected = reference.logprobs(question, exits=False)
+    wanted = [float(expected[place - 1, question[place]]) for place in range(start + 1, len(question))]
+    assert [value for value, *_ in given][1:] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_two_ranks_answer_as_the_reference_does(tmp_path, monkeypatch):
@@ -41,6 +56,7 @@ def test_two_ranks_answer_as_the_reference_does(tmp_path, monkeypatch):
             logits = reference.logits(question + answer)[len(question) - 1 : -1]
             assert answer == logits.argmax(-1).tolist()
         assert snapshot(server)["page_bytes"] == 6 * 2 * 16 * 16 * 4, "six layers, one of two heads"
+        check_log_probabilities(server, reference, prompt(5), start=600)
         fill_device(server, 7)
         for seed, (answer, _) in enumerate(cold):
             tokens, details = generate(server, prompt(seed))

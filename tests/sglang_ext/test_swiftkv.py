@@ -180,6 +180,26 @@ def test_prompts_and_answers_in_one_batch(served, reference):
         assert answer == reference.logits(question + answer)[len(question) - 1 : -1].argmax(-1).tolist()
 
 
+def asked_while_some_are_retracted(s, questions, tokens):
+    """Answers, and how many of them were taken off the device in between."""
+    reqs = [s.add(question, tokens) for question in questions]
+    s.run()
+    return [list(req.output_ids) for req in reqs], sum(req.retracted_stain for req in reqs)
+
+
+def test_what_was_retracted_goes_on_as_it_began(tmp_path):
+    """Tokens that it has answered already are computed as a prompt's are, of which one goes on."""
+    model = tiny_swiftkv(tmp_path / "model", "qwen3", group=2)
+    reference = Reference(model)
+    questions = [prompt(320 + number, 60 + 150 * number) for number in range(4)]
+    arguments = arguments_of(model, "--enable-mixed-chunk", *with_tiers(tmp_path))
+    with SchedulerProcess(arguments, prepare="support.retracting.install") as process:
+        answers, retracted = process(asked_while_some_are_retracted, questions, 48)
+    assert retracted > 0, "this tests nothing"
+    for question, answer in zip(questions, answers, strict=True):
+        assert answer == reference.logits(question + answer)[len(question) - 1 : -1].argmax(-1).tolist()
+
+
 @pytest.fixture(scope="module")
 def expected(served, reference):
     """Answers where nothing is cached anywhere, the first of which are the reference's."""

@@ -177,8 +177,8 @@ class Reference:
             for name, tensor in load_file(file).items()
         }
 
-    def logits(self, token_ids: list[int]) -> Any:
-        """`[tokens, vocabulary]`."""
+    def logits(self, token_ids: list[int], *, exits: bool = True) -> Any:
+        """`[tokens, vocabulary]`. Not `exits`: no token leaves early, as within a prompt."""
         import torch
 
         config, weights = self.config, self.weights
@@ -211,14 +211,14 @@ class Reference:
             hidden = hidden + (gate * up) @ weights[f"{place}.mlp.down_proj.weight"].T
         head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
         logits = self._norm(hidden, "model.norm") @ weights[f"{head}.weight"].T
-        if config.get("swiftkv_exit_threshold") is None:
+        if config.get("swiftkv_exit_threshold") is None or not exits:
             return logits
         early = stopped @ weights["exit_head_swiftkv.weight"].T
         sure = early.softmax(-1).amax(-1, keepdim=True) > config["swiftkv_exit_threshold"]
         return torch.where(sure, early, logits)
 
-    def logprobs(self, token_ids: list[int]) -> Any:
-        return self.logits(token_ids).log_softmax(-1)
+    def logprobs(self, token_ids: list[int], *, exits: bool = True) -> Any:
+        return self.logits(token_ids, exits=exits).log_softmax(-1)
 
     def _key(self, read: Any, layer: int, suffix: str) -> Any:
         return self._rotate(self._head_norm(self._heads(read, layer, "k", suffix), layer, "k", suffix))
