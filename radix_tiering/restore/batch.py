@@ -303,13 +303,15 @@ class Batch(Generic[Request]):
                 seconds = max(seconds, before + units * (member.unit_seconds(source) or 0.0))
         return seconds
 
-    def next_load(self, source: str, most: int = 1) -> Pick[Request] | None:
+    def next_load(
+        self, source: str, most: int = 1, room: Callable[[Request], int] | None = None
+    ) -> Pick[Request] | None:
         """What `source` is to load next, taken; None if nobody needs anything from it. `answered` is to follow for
-        every unit of it."""
+        every unit of it. `room(request)`: units that may be loaded for it now; None: `most`, for everybody."""
         now = self._clock()
         waiting: dict[Request, range] = {}
         for request, member in self._members.items():
-            units = member.flight.next_load(source, most)
+            units = member.flight.next_load(source, most if room is None else min(most, room(request)))
             if units and (units := member.worth_loading(units, source, partial(self._left, member), now)):
                 waiting[request] = units
         if not waiting:

@@ -172,6 +172,13 @@ class Flight:
             for state, source in zip(self._state[start:end], self._sources[start:end], strict=True)
         )
 
+    def units(self, state: Unit) -> Iterator[int]:
+        """Those in this state, from the first on; for a state that few are in."""
+        unit = self._state.find(state)
+        while unit >= 0:
+            yield unit
+            unit = self._state.find(state, unit + 1)
+
     def sources(self) -> Iterator[str]:
         """Those that have something to load still."""
         return (source for source, wanted in self._wanted.items() if 1 in wanted)

@@ -60,6 +60,7 @@ class Decision(NamedTuple):
     plan: RestorePlan | None  # None where costs are not known, or do not matter
     why: str
     layer_wise: bool = False  # compute its layers from the bottom; where that cannot be, as the other fields say
+    drains: bool = False  # what landing memory has no room for waits for it, and its pages are taken as they land
 
     @property
     def strategy(self) -> Strategy:
@@ -100,9 +101,10 @@ class Planner:
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)
 
-    def decide(self, start: int, sources: Sequence[str | None], behind: int = 0) -> Decision:
+    def decide(self, start: int, sources: Sequence[str | None], behind: int = 0, *, beyond: int = 0) -> Decision:
         """What to do for pages `[start, start + len(sources))` of a prompt; `sources[i]` is None for a page that has to
-        be computed, `HERE` for one that can be copied at once. `behind`: tokens of the prompt that follow them."""
+        be computed, `HERE` for one that can be copied at once. `behind`: tokens of the prompt that follow them.
+        `beyond`: so many of them come through host memory unless they wait until landing memory is drained."""
         missing = sum(source != HERE for source in sources)
         if not missing:
             return Decision(False, True, 0, None, "every page is in host memory")
@@ -111,7 +113,8 @@ class Planner:
         if self.choice in ("token-wise", "layer-wise"):
             return Decision(True, True, 0, None, f"restore.strategy is {self.choice}")
         if self.choice == "load":
-            return Decision(False, True, len(sources), None, "restore.strategy is load")
+            drains = beyond > 0 and self._slower_through_host(beyond, sources) > (self._one_page(start) or math.inf)
+            return Decision(False, True, len(sources), None, "restore.strategy is load", drains=drains)
         costs = self._model(sources)
         if isinstance(costs, str):
             return Decision(False, True, len(sources), None, f"what {costs} costs is not known yet")
@@ -122,6 +125,9 @@ class Planner:
         why = ""
         if plan.strategy is Strategy.TOKEN_WISE:
             plan, why = self._unless_in_doubt(plan, prefix, costs)
+        if beyond and (drained := self._drained(plan, prefix, costs, beyond, sources)) is not None:
+            why = f"loading takes {_ms(drained.seconds)} as landing memory is drained, and nothing is faster"
+            return Decision(False, True, len(sources), drained, why, drains=True)
         if plan.strategy is Strategy.LOAD:
             why = why or f"loading takes {_ms(plan.seconds)}, and nothing is faster"
             return Decision(False, True, 0, plan, why)
@@ -130,6 +136,33 @@ class Planner:
         else:
             why = f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
+
+    def _drained(
+        self, plan: RestorePlan, prefix: Prefix, costs: CostModel, beyond: int, sources: Sequence[str | None]
+    ) -> RestorePlan | None:
+        """To load all of it while landing memory is drained, which takes one forward more, that of its first page; None
+        where `plan` is faster, some of whose pages, of `beyond`, come through host memory."""
+        one_page, forward = self._one_page(prefix.start // self._page_tokens), self.forward_tokens
+        plans = pure_plans(prefix, costs, forward or self.chunk * self._page_tokens)
+        loaded = next((one for one in plans if one.strategy is Strategy.LOAD), None)
+        if loaded is None or one_page is None:
+            return None
+        through_host = max(0, beyond - plan.recomputed // self._page_tokens)
+        other = plan.first_token_seconds + self._slower_through_host(through_host, sources)
+        return loaded if loaded.first_token_seconds + one_page < other else None
+
+    def _slower_through_host(self, pages: int, sources: Sequence[str | None]) -> float:
+        """What so many of the pages that `sources` bring take longer, at least, that pass through host memory: seconds.
+        As long as a copy from there; as long as they take now where that is not known."""
+        each = self.page_seconds(HERE)
+        if each is None:
+            each = max((self.page_seconds(source) or 0.0 for source in set(sources) if source is not None), default=0.0)
+        return pages * each
+
+    def _one_page(self, start: int) -> float | None:
+        """What a forward over one page behind `start` pages of a prompt takes; None if unknown."""
+        forward = self.forward(start)
+        return None if forward is None else forward.at_worst(0, 1)
 
     def _unless_in_doubt(self, mixed: RestorePlan, prefix: Prefix, costs: CostModel) -> tuple[RestorePlan, str]:
         """A plan that does both, if it is still the best where computing costs as much as it may, and where both at

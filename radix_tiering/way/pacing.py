@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..base.events import EventLog
-from ..restore.flight import Step
+from ..restore.flight import Step, Unit
 from ..restore.planner import HERE, Planner
+from .draining import Draining
 from .page_reads import PageReads
 from .request_restore import Held, Readiness, Restore, RestoreState
 
@@ -28,6 +29,7 @@ class Pacing:
         self,
         planner: Planner,
         reads: PageReads,
+        draining: Draining,
         events: EventLog,
         clock: Callable[[], float],
         *,
@@ -40,6 +42,7 @@ class Pacing:
         self.late = 0  # restores that fell behind
         self._planner = planner
         self._reads = reads
+        self._draining = draining
         self._events = events
         self._clock = clock
         self._deadline_seconds = deadline_seconds
@@ -57,14 +60,19 @@ class Pacing:
             return
         front = flight.step(1).jump
         behind = restore.behind
-        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE), behind)
+        decision = self._planner.decide(
+            len(restore.prefix_keys) + front,
+            flight.whereabouts(front, HERE),
+            behind,
+            beyond=self._draining.beyond(restore),
+        )
         decision = self._planner.by_layers(
             decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE), behind,
             restore.no_layers,
         )  # fmt: skip
         if restore.decision is None and decision.plan is not None:
             restore.estimate = decision.plan.seconds
-        restore.decision = decision
+        restore.decision, restore.drains = decision, decision.drains and not decision.layer_wise
         restore.story.decided(decision, front)
         restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
         flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island(decision))
@@ -100,7 +108,7 @@ class Pacing:
                 restore.flight.abandon_loading()  # what is under way is waited for no longer, either
                 self._fell_behind(restore, restore.flight.absent, "its deadline passed")
             else:
-                return True
+                return not (restore.drains and self._begins_draining(restore))
             restore.flight.steer(0, self._planner.island(decision))
             self._reads.batch.set_computing(restore, True)
         if self.by_layers(restore):
@@ -127,8 +135,10 @@ class Pacing:
     def next_step(self, restore: Restore) -> Step:
         free_in = max(0.0, restore.busy_until - self._clock())
         flight, batch, most = restore.flight, self._reads.batch, self._planner.most(restore.decision)
+        if restore.drains and not restore.computing:
+            return Step(flight.front, flight.front + self._begins_draining(restore))
         step = batch.next_step(restore, most, free_in) if restore in batch else flight.step(most)
-        if step.end > step.jump or step.jump == len(flight):
+        if step.end > step.jump or step.jump == len(flight) or (restore.drains and step.jump > flight.front):
             self.goes_on(restore)
         elif self._held_too_long(restore):
             pages = flight.abandon_loading()
@@ -156,6 +166,13 @@ class Pacing:
         """Seconds for which to wait for what is expected to take so long."""
         return self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
 
+    @staticmethod
+    def _begins_draining(restore: Restore) -> bool:
+        """Whether the device may begin to take its pages. No batch is without anything to compute, so it computes the
+        first page that it has not got, though that has come."""
+        flight = restore.flight
+        return flight.front < len(flight) and flight[flight.front] is Unit.PRESENT
+
     def launched(self, restore: Restore, step: Step) -> None:
         """The device computes a step of it when it is done with the one before."""
         forward = self._planner.forward(len(restore.prefix_keys))
@@ -169,7 +186,7 @@ class Pacing:
             restore.story.goes_on(self._clock())
 
     def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
-        restore.late = reason
+        restore.late, restore.drains = reason, False
         restore.story.fell_behind(reason, pages)
         self.late += 1
         waited = self._clock() - restore.started

@@ -17,6 +17,7 @@ from ..restore.planner import Planner
 from ..table.held_page import Page
 from ..table.tier_copies import HOST
 from ..tiers.tier import Tier
+from .draining import Draining
 from .reads import DROPPED, Reads
 from .request_restore import Restore
 
@@ -140,6 +141,7 @@ class PageReads:
         self._channels = {tier.name: Channel() for tier in tiers}
         self._numbers = {tier.name: number for number, tier in enumerate(tiers, HOST + 1)}
         self.reads: Reads[Waiter] | None = None  # set by the restorer, which is told what has come
+        self.draining: Draining | None = None  # likewise
         #: Set by it, too: told of restores of which a page was found to be there, or lost, when its turn came.
         self.changed: Callable[[Restore], None] = lambda restore: None
         self._changed: list[Restore] = []
@@ -182,8 +184,9 @@ class PageReads:
         for source, channel in self._channels.items():
             window = self._window(source)
             most = max(1, window // PICKS)
+            room = self._room(self._numbers[source], most)
             while self.batch.under_way(source) < window:
-                pick = self.batch.next_load(source, most)
+                pick = self.batch.next_load(source, most, room)
                 if pick is None:
                     break
                 now = self._clock()
@@ -236,6 +239,12 @@ class PageReads:
         """Pages that `source` may have under way: a chunk at most, and two at least, one of them to be next."""
         each = self._planner.page_seconds(source)
         return max(2, min(self._planner.chunk, int(WINDOW_SECONDS / each) if each else self._planner.chunk))
+
+    def _room(self, tier: int, most: int) -> Callable[[Restore], int]:
+        """Of a restore: how many of its pages may be read from this tier now."""
+        draining = self.draining
+        assert draining is not None
+        return lambda restore: draining.room(restore, tier, most)
 
     def _begin(self, restore: Restore, units: range, source: str) -> None:
         """Have units read that `source` has picked; what is there already, or on its way, is not asked for."""

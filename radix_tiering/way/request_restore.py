@@ -5,7 +5,8 @@
        |------(deadline passed)-------|-----------------------------> READY, with nothing
        '---------(release)------------'------------------------------------(release)-----> RELEASED
 
-While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
+While it is RUNNING or READY its pages are pinned, but for those that have been copied out of landing memory to the
+device already. READY is final until `release`: `pages` pages from the start of the
 chain lie in host memory, verified, and cannot leave. Nothing is promised before that, but to a device that has begun
 to compute what is missing (`Readiness.COMPUTE`): it is given pages run by run, each verified when it is.
 """
@@ -62,8 +63,10 @@ class Restore:
         "claimed",
         "complete",
         "computing",
+        "copying",
         "deadline",
         "decision",
+        "drains",
         "ended",
         "estimate",
         "flight",
@@ -78,6 +81,7 @@ class Restore:
         "replan",
         "short",
         "sources",
+        "spared",
         "started",
         "state",
         "story",
@@ -123,6 +127,9 @@ class Restore:
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
         self.computing = False  # the device computes what is missing
+        self.drains = False  # it is loaded piece by piece, through landing memory that holds less than all of it
+        self.copying: set[int] = set()  # claimed pages that are being copied from landing memory to the device
+        self.spared: set[int] = set()  # claimed pages that are pinned for it no longer, as they are not needed any more
         self.busy_until = float("-inf")  # about when the device will have computed what it was given
         self.waits_since: float | None = None  # when it was told to wait, and has been since; before it is admitted
         self.held: Held | None = None  # the device waits for pages
@@ -148,12 +155,16 @@ class Restore:
         """-> READY: so many pages from the start are there for good."""
         assert self.under_way, f"it is {self.state.name}"
         self.pages, self.state = pages, RestoreState.READY
+        self.drains = False  # nothing more of it lands
 
     def release(self) -> list[Page]:
         """-> RELEASED; the pages that were pinned for it, whose pins whoever calls gives back."""
         assert not self.under_way or self.ended is not None, "it ends before it is released"
         self.state, self.story.flight = RestoreState.RELEASED, None
-        pinned = [*self.leans_on, *self.claimed]
+        claimed = (
+            [page for unit, page in enumerate(self.claimed) if unit not in self.spared] if self.spared else self.claimed
+        )
+        pinned = [*self.leans_on, *claimed]
         self.leans_on, self.claimed = [], []
         return pinned
 

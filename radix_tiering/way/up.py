@@ -38,6 +38,7 @@ from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import Chain, ReadOutcome, Tier
 from .checking import Checkers
 from .down import Mover
+from .draining import Draining
 from .pacing import Pacing
 from .page_reads import NearestCopy, PageReads, Waiter
 from .reads import DROPPED, Reads, WaitOver
@@ -93,6 +94,7 @@ class Restorer:
             table, host, tiers, events=events, clock=clock, settled=self._read, landing=landing
         )
         reads.reads = self.page_reads
+        self._draining = reads.draining = Draining(table, tiers, landing)
         reads.changed = self._finish_if_settled
         self._movers = movers
         #: Knows of pages that the table does not.
@@ -101,7 +103,13 @@ class Restorer:
         self._verify_first, self._verify_beside = verify is True, verify == "beside"
         self._checkers = checkers
         self._pacing = Pacing(
-            planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
+            planner,
+            reads,
+            self._draining,
+            events,
+            clock,
+            behind=behind,
+            deadline_seconds=lambda: self._deadline_seconds,
         )
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = runner.thread(self._run, "swift-restore")
@@ -405,6 +413,8 @@ class Restorer:
     def _settle(self, restore: Restore, unit: int, source: int, failure: str) -> None:
         if not failure:
             restore.flight.arrived(unit)
+            if restore.flight[unit] is not Unit.PRESENT:
+                self._draining.spare(restore, [unit])  # the device has computed it, or will: it came too late
             return
         if restore.state is RestoreState.RUNNING and restore.flight[unit] is Unit.LOADING:
             restore.story.lost(self._names[source], failure)
@@ -427,7 +437,8 @@ class Restorer:
             left = restore.claimed[usable:]
             hinted = self._table.hinted(left)
             for unit, page in enumerate(left, usable):
-                self._table.unpin(page)
+                if unit not in restore.spared:
+                    self._table.unpin(page)
                 restore.flight.failed(unit)
             self._table.forget_hints(hinted)
             del restore.claimed[usable:], restore.sources[usable:]
@@ -508,6 +519,7 @@ class Restorer:
         with self._table.lock:
             restore.flight.take(step)
             restore.computing = True
+            self._draining.spare(restore, range(step.jump, step.end))  # though they have come, they are computed
             self._pacing.goes_on(restore)
             self._pacing.launched(restore, step)
             restore.story.computed(step.jump, step.end)
@@ -588,9 +600,13 @@ class Restorer:
         Where the device may compute a part meanwhile, what it has now is not loaded as long as it has it.
         """
         with self._table.lock:
+            flight = restore.flight
             if restore.can_compute:
-                restore.flight.observe(min(front, len(restore.flight)))  # the device may have what nobody else has
-            return front + restore.flight.arrived_from(front)
+                flight.observe(min(front, len(flight)))  # the device may have what nobody else has
+            arrived = flight.arrived_from(front)
+            if restore.drains and not restore.computing and not flight.done:
+                arrived = max(0, arrived - 1)  # no batch is without anything to compute: this is what it begins with
+            return front + arrived
 
     def places(self, restore: Restore, first: int, end: int) -> Places:
         """See `Restore.places`."""
@@ -618,6 +634,24 @@ class Restorer:
 
         return wait
 
+    def copies(self, restore: Restore, first: int, pages: int) -> None:
+        """Pages of it, from its page `first` (from 0) on, are about to be copied to the device: their `places`."""
+        with self._table.lock:
+            if restore.state is not RestoreState.RELEASED:
+                self._draining.copies(restore, first, pages)
+
+    def copied(self, restore: Restore, first: int, pages: int) -> None:
+        """They have all been, and nothing reads them there any more. Where the device goes on with the request
+        meanwhile, landing memory gets the slots of these back, and others land there. Not to be called for a copy that
+        failed, or was withdrawn. Any thread."""
+        for start in range(first, first + pages, PAGES_PER_HOLD):
+            with self._table.lock:
+                if restore.state is RestoreState.RELEASED:
+                    return
+                self._draining.copied(restore, start, min(PAGES_PER_HOLD, first + pages - start))
+        with self._table.lock:
+            self._reads.pump()
+
     def count_load(
         self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0
     ) -> None:
@@ -629,7 +663,8 @@ class Restorer:
                 self._events.emit("load.failed", pages=pages)
                 return
             served = restore.sources[first : first + pages]
-            length = restore.claimed[0].length if restore.claimed else 0
+            # One of them, as those before may have been let go.
+            length = restore.claimed[first].length if first < len(restore.claimed) else 0
             for copies in self._table.of:
                 copies.counters.hits += served.count(copies.number)
             self._table.of[HOST].counters.bytes_read += (pages - landed) * length
@@ -664,6 +699,9 @@ class Restorer:
             waiting, self._deferred = self._deferred, deque()
         for restore in waiting:
             self._start(restore)
+        if self.page_reads.lands:
+            with self._table.lock:
+                self._reads.pump()  # somebody may wait for room in landing memory
 
     # ---- the restorer itself; any thread ----
 

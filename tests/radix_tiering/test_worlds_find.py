@@ -11,13 +11,18 @@ from typing import NamedTuple
 import pytest
 
 from swift_tiers.ops.lab.torture.plan import make_plan
-from swift_tiers.ops.lab.torture.scenarios import recalled_before_what_follows, recalled_while_it_is_restored
+from swift_tiers.ops.lab.torture.scenarios import (
+    drained_by_several,
+    recalled_before_what_follows,
+    recalled_while_it_is_restored,
+)
 from swift_tiers.ops.lab.torture.world import World
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.way.down import Mover
+from swift_tiers.radix_tiering.way.draining import Draining
 from swift_tiers.radix_tiering.way.reads import Reads
 from swift_tiers.radix_tiering.way.up import Restorer
 
@@ -39,6 +44,10 @@ class Edit(NamedTuple):
 def worlds(seed: int) -> None:
     for kind in ("trouble", "calm"):
         World(make_plan(kind, seed)).run()
+
+
+def drained(seed: int) -> None:
+    drained_by_several(seed, False, [])
 
 
 class Defect(NamedTuple):
@@ -75,6 +84,28 @@ DEFECTS = [
         "what lent memory alone has holds what is before it (found: nothing may leave, nothing comes in)",
         [Edit(kernels, "_may_leave", "words[r, HELD] == 0", "words[r, CHILD] < 0")],
         recalled_before_what_follows,
+    ),
+    Defect(
+        "a page leaves landing memory while it is being copied from there",
+        [
+            Edit(
+                Draining,
+                "copies",
+                "restore.copying.update(",
+                "self.spare(restore, units)\n        restore.copying.update(",
+            )
+        ],
+        drained,
+    ),
+    Defect(
+        "a page is let go twice",
+        [Edit(Draining, "spare", "restore.spared.add(unit)", "pass")],
+        drained,
+    ),
+    Defect(
+        "a request whose device goes on waits for what others keep",
+        [Edit(Draining, "room", "return 0 if self._goes_on(restore) else most", "return 0")],
+        drained,
     ),
     Defect("a claim that pins nothing", [Edit(Restorer, "_hold", "self._table.pin_all(claimed)", "pass")]),
     Defect(

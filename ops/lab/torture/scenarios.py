@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier
@@ -16,6 +17,7 @@ from .many import MANY
 from .model_peer import ModelPeer
 from .stacks import chain, check, copy_of, get, new_stack, obey, put
 from .state import history_line
+from .taking import KnownCosts, Taking
 
 
 def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes]) -> None:
@@ -110,6 +112,75 @@ def recalled_before_what_follows(seed: int, fine: bool, history: list[str]) -> V
     return _run(runner, main, fine)
 
 
+def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunner:
+    """Requests whose prefixes are longer than landing memory take their pages as these land, one after the other, with
+    others behind them; some are aborted, copies fail or are withdrawn, memory is flushed, and leases are recalled or
+    over. Only times and sizes are random."""
+    draw = random.Random(seed)
+    runner = VirtualRunner(
+        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01)) * (not fine), stall_seconds=1e-3,
+        expected_steps=3000, most_seconds=600.0,
+    )  # fmt: skip
+    trouble = draw.random() < 0.7
+
+    def tell(what: str) -> None:
+        history.append(history_line(runner, what))
+
+    def main() -> None:
+        slots = draw.choice((1, 2, 3, 5))
+        peer = ModelPeer(4096, landing_slots=slots, runner=runner)
+        length = slots * 4 + draw.randint(0, 4)
+        stack = new_stack(draw.choice((3, 2 * length)) + 2 * length, lent=peer, runner=runner)
+        leases = [peer.lend(length), peer.lend(length)]
+        peer.settle()
+        chains = [chain(*range(length)), chain(*range(length // 2), *"abcdefghijklmnopqrst"[: length // 2])]
+        for keys in chains:
+            pages_at_peers_alone(stack, peer, keys)
+        stack.planner.costs = KnownCosts()
+        device = Taking(stack, runner, draw)
+        if trouble:
+            device.fails, device.withdraws = draw.choice((0.0, 0.02)), draw.choice((0.0, 0.02))
+        tell(f"chains of {length} pages are in lent memory alone, {slots} slots of landing memory")
+
+        def serve(name: int) -> None:
+            for _ in range(draw.randint(1, 2)):
+                runner.sleep(draw.random() * 2e-3)
+                keys = draw.choice(chains)[: draw.randint(1, length)]
+                left = runner.monotonic() + (draw.random() * 5e-3 if trouble and draw.random() < 0.3 else 1e9)
+                how = device.serve(keys, left)
+                tell(f"request {name} for {len(keys)} pages: {how.value}")
+
+        def cause() -> None:
+            for _ in range(draw.randint(1, 2)):
+                runner.sleep(draw.random() * 4e-3)
+                what = draw.choice(("recall", "end", "flush"))
+                tell(f"trouble: {what}")
+                if what == "recall":
+                    peer.recall(leases.pop())
+                elif what == "end":
+                    peer.end(leases.pop())
+                else:
+                    stack.flush(memory=True, durable=False)
+
+        threads = [runner.thread(partial(serve, name), f"request-{name}") for name in range(3)]
+        threads += [runner.thread(cause, "trouble")] if trouble else []
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tell(f"{device.copied} pages were copied, {device.computed} computed, {peer.landings} have landed")
+        runner.sleep(1.0)
+        check(stack)
+        for event in stack.events.since():
+            assert event.kind != "restore.error", event
+        if not trouble:
+            assert not device.failed
+            assert device.computed <= 6, "more than a page of each request was computed"
+        stack.close()
+
+    return _run(runner, main, fine)
+
+
 def _run(runner: VirtualRunner, main: Callable[[], None], fine: bool) -> VirtualRunner:
     with statements.switching() if fine else nullcontext():
         statements.use(runner if fine else None)
@@ -122,6 +193,7 @@ def _run(runner: VirtualRunner, main: Callable[[], None], fine: bool) -> Virtual
 SCENARIOS: dict[str, Callable[[int, bool, list[str]], VirtualRunner]] = {
     "recall": recalled_while_it_is_restored,
     "recall-prefix": recalled_before_what_follows,
+    "draining": drained_by_several,
 }
 #: Kinds of worlds that a seed says all of: they are not shrunk, and have no steps to choose.
 SEED_ALONE = (*SCENARIOS, *MANY)

@@ -1,0 +1,87 @@
+"""Landing memory is drained as pages land: a page leaves it as soon as it has been copied to where the device reads it,
+and others land in its place.
+
+So a prefix of any length can come through it. A restore whose pages are more than landing memory holds reads them from
+the front, and what finds no slot waits for one, instead of coming through host memory. Nothing waits for ever: a
+restore whose device takes its pages waits only while pages of its own are landing, or are about to be copied out of
+there; where there are none, as others keep all of it, its pages come through host memory. Those that the device does
+not take yet leave half of landing memory to the one whose pages it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..restore.flight import Unit
+from ..table.kernels import BATCH
+from ..table.page_table import PageTable
+from ..table.tier_copies import HOST
+from ..tiers.host.landing import LandingSlots
+from ..tiers.tier import Tier
+from .request_restore import Restore
+
+
+class Draining:
+    """Used under the page table's lock."""
+
+    def __init__(self, table: PageTable, tiers: Sequence[Tier], landing: LandingSlots | None) -> None:
+        """`tiers`: those beneath host memory. `landing`: None: nothing ever lands."""
+        self._table = table
+        self._landing = landing
+        self._near = [number for number, tier in enumerate(tiers, HOST + 1) if tier.near]
+
+    # ---- what is read ----
+
+    def beyond(self, restore: Restore) -> int:
+        """Pages that would land, and for which landing memory has no room beside the others of `restore`."""
+        if self._landing is None:
+            return 0
+        return max(0, sum(map(restore.sources.count, self._near)) - self._landing.slots)
+
+    def room(self, restore: Restore, tier: int, most: int) -> int:
+        """How many pages, `most` at most, may be read for it now from the tier of this number; 0: it waits."""
+        landing = self._landing
+        if landing is None or not restore.drains or tier not in self._near:
+            return most
+        free = landing.slots - landing.used_slots
+        if not restore.computing:
+            # Those that land stay until SGLang takes them, which may be after it is through with somebody else.
+            return max(0, min(most, free - landing.slots // 2))
+        if free <= 0:
+            return 0 if self._goes_on(restore) else most
+        return min(most, free)
+
+    def _goes_on(self, restore: Restore) -> bool:
+        """Whether slots of its own come back without anybody else: of pages that are being copied, that can be taken
+        next, or that will be when they have landed."""
+        flight = restore.flight
+        if restore.copying or flight.arrived_from(flight.front):
+            return True
+        return any(not restore.claimed[unit].in_host for unit in flight.units(Unit.LOADING))
+
+    # ---- what has been read ----
+
+    def copies(self, restore: Restore, first: int, pages: int) -> None:
+        """Pages of it, from this one on, are about to be copied to the device."""
+        if self._landing is not None:
+            units = range(first, first + pages)
+            restore.copying.update(unit for unit in units if restore.claimed[unit].landing >= 0)
+
+    def copied(self, restore: Restore, first: int, pages: int) -> None:
+        """They have been, and nothing reads them any more. Those of a request that goes on from there are let go."""
+        come = restore.copying.intersection(range(first, first + pages))
+        restore.copying -= come
+        self.spare(restore, (unit for unit in sorted(come) if restore.flight[unit] is Unit.DONE))
+
+    def spare(self, restore: Restore, units: Iterable[int]) -> None:
+        """Those of these pages of it that have landed are not needed for it any more."""
+        pages = []
+        for unit in units:
+            if unit < len(restore.claimed) and unit not in restore.spared and restore.claimed[unit].landing >= 0:
+                restore.spared.add(unit)
+                pages.append(restore.claimed[unit])
+        for start in range(0, len(pages), BATCH):
+            some = pages[start : start + BATCH]
+            hinted = self._table.hinted(some)
+            self._table.unpin_all(some)
+            self._table.forget_hints(hinted)

@@ -1,0 +1,222 @@
+"""A prefix that is longer than landing memory comes through it all the same: pages leave it as they are copied.
+
+What goes wrong meanwhile, and several requests at once: `drained_by_several` in `ops/lab/torture/scenarios.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
+from swift_tiers.ops.lab.torture.scenarios import pages_at_peers_alone
+from swift_tiers.ops.lab.torture.taking import How, KnownCosts, Taking
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.restore.cost import SourceCost
+from swift_tiers.radix_tiering.way.draining import Draining
+from swift_tiers.radix_tiering.way.request_restore import Readiness
+from swift_tiers.radix_tiering.way.up import Restorer
+
+from support.engine import GEOMETRY, chain, check, close, copy_of, end_all, make_stack, settle
+from support.mutate import mutate
+
+SLOTS, PAGES = 4, 16
+KEYS = chain(*range(PAGES))
+
+
+class Bench:
+    """A stack whose pages lie in lent memory alone, and the device that takes them."""
+
+    def __init__(self, stack: Any, peer: ModelPeer, lease: Any, device: Taking) -> None:
+        self.stack, self.peer, self.lease, self.device = stack, peer, lease, device
+        self.runner = stack.runner
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    end_all()
+
+
+def in_virtual_time(seed: int, test: Callable[[Bench], None], slots: int = SLOTS, costs: Any = None) -> None:
+    draw = random.Random(seed)
+    runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
+
+    def main() -> None:
+        peer = ModelPeer(GEOMETRY.page_bytes, landing_slots=slots, runner=runner)
+        stack = make_stack(2 * PAGES, lent=peer, runner=runner)
+        lease = peer.lend(2 * PAGES)
+        peer.settle()
+        pages_at_peers_alone(stack, peer, KEYS)
+        stack.planner.costs = costs or KnownCosts()
+        test(Bench(stack, peer, lease, Taking(stack, runner, draw)))
+        check(stack)
+        close(stack)
+
+    runner.run(main)
+
+
+def comes_whole(bench: Bench) -> None:
+    assert bench.device.serve(KEYS) is How.WHOLE
+    assert bench.peer.landings == PAGES
+    assert (bench.device.copied, bench.device.computed) == (PAGES - 1, 1)
+    assert bench.stack.host.used_slots == 0, "something came through host memory"
+    assert bench.peer.links["peer-host"].pages == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2, SLOTS])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chain_of_many_times_its_slots_comes_through_landing_memory(seed: int, slots: int) -> None:
+    in_virtual_time(seed, comes_whole, slots)
+
+
+DEFECTS = [
+    (Draining, "copied", "restore.flight[unit] is Unit.DONE", "False"),
+    (Restorer, "take", "self._draining.spare(restore, range(step.jump, step.end))", "pass"),
+    (Draining, "room", "return 0 if self._goes_on(restore) else most", "return most"),
+]
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect[1]}: {defect[2]}")
+def test_a_slot_that_comes_back_too_late_is_noticed(defect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch, *defect)
+    with pytest.raises(BaseException, match=r"AssertionError|assert"):
+        in_virtual_time(0, comes_whole, slots=1)
+
+
+def test_what_landing_memory_has_room_for_waits_for_nobody() -> None:
+    """It is promised whole, as ever."""
+
+    def test(bench: Bench) -> None:
+        restore = settle(bench.stack, bench.stack.restore(KEYS[:SLOTS], can_compute=True))
+        assert not restore.drains
+        assert restore.pages == SLOTS
+        bench.stack.restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+def test_what_is_needed_whole_comes_through_host_memory_as_ever() -> None:
+    def test(bench: Bench) -> None:
+        restore = settle(bench.stack, bench.stack.restore(KEYS))
+        assert restore.pages == PAGES
+        assert (restore.slots >= bench.stack.host.slots).sum() == SLOTS
+        bench.stack.restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+class FastHost(KnownCosts):
+    """A way through host memory costs next to nothing, so nothing is gained by a forward more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources["host"] = SourceCost(latency_seconds=0.0, bytes_per_second=GEOMETRY.page_bytes / 1e-5)
+
+
+def test_it_is_not_drained_where_host_memory_is_as_fast() -> None:
+    def test(bench: Bench) -> None:
+        restore = settle(bench.stack, bench.stack.restore(KEYS, can_compute=True))
+        assert not restore.drains
+        assert restore.pages == PAGES
+        bench.stack.restorer.release(restore)
+
+    in_virtual_time(0, test, costs=FastHost())
+
+
+def until(bench: Bench, there: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if there():
+            return
+        bench.runner.sleep(1e-4)
+    raise AssertionError("it does not come")
+
+
+def begun(bench: Bench) -> Any:
+    """A restore whose first page the device computes, with others behind that have landed."""
+    restorer = bench.stack.restorer
+    restore = bench.stack.restore(KEYS, can_compute=True)
+    until(bench, lambda: restorer.poll(restore) is Readiness.COMPUTE)
+    assert restorer.present(restore, 0) < PAGES
+    restorer.take(restore, restorer.step(restore, 0))
+    until(bench, lambda: bench.peer.used_slots == SLOTS and restore.flight.arrived_from(1) == SLOTS)
+    return restore
+
+
+def test_it_is_promised_only_what_has_landed_and_one_page_less_before_it_begins() -> None:
+    def test(bench: Bench) -> None:
+        restorer = bench.stack.restorer
+        restore = bench.stack.restore(KEYS, can_compute=True)
+        until(bench, lambda: restorer.poll(restore) is Readiness.COMPUTE)
+        until(bench, lambda: restore.flight.present == SLOTS // 2)
+        bench.runner.sleep(0.01)
+        assert bench.peer.used_slots == SLOTS // 2, "half of it is for whoever the device takes pages of"
+        assert restorer.present(restore, 0) == SLOTS // 2 - 1
+        step = restorer.step(restore, SLOTS // 2 - 1)
+        assert step == (SLOTS // 2 - 1, SLOTS // 2)
+        restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+def test_slots_come_back_when_the_copy_has_ended_and_not_before() -> None:
+    def test(bench: Bench) -> None:
+        restorer, restore = bench.stack.restorer, begun(bench)
+        restorer.copies(restore, 1, SLOTS)
+        step = restorer.step(restore, 1)
+        assert step == (1 + SLOTS, 1 + SLOTS)
+        restorer.take(restore, step)
+        bench.runner.sleep(0.01)
+        assert bench.peer.landings == 1 + SLOTS, "others landed where it is being copied from"
+        restorer.copied(restore, 1, SLOTS)
+        until(bench, lambda: bench.peer.landings == 1 + 2 * SLOTS)
+        restorer.copied(restore, 1, SLOTS)  # a second time changes nothing
+        assert bench.peer.used_slots == SLOTS
+        restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+def test_a_copy_that_was_withdrawn_gives_nothing_back_before_its_request_ends() -> None:
+    def test(bench: Bench) -> None:
+        restorer, restore = bench.stack.restorer, begun(bench)
+        restorer.copies(restore, 1, SLOTS)
+        restorer.take(restore, restorer.step(restore, 1))
+        restorer.copied(restore, 1, 0)
+        bench.runner.sleep(0.01)
+        assert (bench.peer.landings, bench.peer.used_slots) == (1 + SLOTS, SLOTS)
+        restorer.release(restore)
+        restorer.copied(restore, 1, SLOTS)  # too late: it is all given back
+
+    in_virtual_time(0, test)
+
+
+def test_a_page_that_is_damaged_is_computed_and_those_before_it_have_landed() -> None:
+    def test(bench: Bench) -> None:
+        page = bench.stack.table.find(bench.stack.digest, KEYS[10])
+        bench.peer.damage(copy_of(bench.stack, page, "peer").place)
+        assert bench.device.serve(KEYS) is How.WHOLE
+        assert bench.device.copied >= 9
+        assert bench.device.computed < PAGES - 8
+        assert bench.stack.host.used_slots == 0
+
+    in_virtual_time(0, test)
+
+
+def test_a_donor_that_dies_leaves_the_rest_to_be_computed() -> None:
+    def test(bench: Bench) -> None:
+        restorer, restore = bench.stack.restorer, begun(bench)
+        bench.peer.end(bench.lease)
+        bench.peer.settle()
+        step = restorer.step(restore, 1)
+        assert step.jump == 1 + SLOTS, "what has landed is promised still"
+        restorer.copies(restore, 1, SLOTS)
+        restorer.take(restore, step)
+        restorer.copied(restore, 1, SLOTS)
+        until(bench, lambda: restorer.step(restore, 1 + SLOTS).end == PAGES)
+        restorer.release(restore)
+
+    in_virtual_time(0, test)
