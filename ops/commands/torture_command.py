@@ -24,6 +24,7 @@ KINDS = (
     "ranks",
     "recall",
     "recall-prefix",
+    "draining",
     "many",
     "million",
 )

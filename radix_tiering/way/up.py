@@ -641,9 +641,9 @@ class Restorer:
                 self._draining.copies(restore, first, pages)
 
     def copied(self, restore: Restore, first: int, pages: int) -> None:
-        """They have all been, and nothing reads them there any more. Where the device goes on with the request
-        meanwhile, landing memory gets the slots of these back, and others land there. Not to be called for a copy that
-        failed, or was withdrawn. Any thread."""
+        """They have all been, and nothing reads them there any more. Those that the device had taken (`take`) when this
+        copy began leave landing memory, and others land there. Not to be called for a copy that failed, or was
+        withdrawn. Any thread."""
         for start in range(first, first + pages, PAGES_PER_HOLD):
             with self._table.lock:
                 if restore.state is RestoreState.RELEASED:

@@ -107,6 +107,7 @@ class Taking:
                 step = restorer.step(restore, promised)
                 jump = step.jump if begun else promised
                 step = Step(jump, max(jump, step.end))
+                copy: Any = None
                 if jump > front and (begun or step.end > jump):
                     first, count = front, jump - front
                     if self._draw.random() < self.withdraws:
@@ -114,10 +115,13 @@ class Taking:
                         restorer.copies(restore, first, count)
                         self.withdrawn += 1
                         return How.ABORTED  # before anything of it was copied
-                    copies.append(self._begin(restore, keys, memory, first, count, results))
+                    copy = self._prepared(restore, memory, first, count, results)
                 if begun or step.end > step.jump:
                     restorer.take(restore, step)
                     begun = True
+                    if copy is not None:
+                        copies.append(copy)
+                        copy.start()
                     self._compute(keys, memory, step.jump, step.end)
                     front = step.end
                 if not all(results):
@@ -144,25 +148,17 @@ class Taking:
             memory[unit] = content(keys[unit]).copy()
         self.computed += end - first
 
-    def _begin(
-        self,
-        restore: Restore,
-        keys: Sequence[bytes],
-        memory: dict[int, np.ndarray],
-        first: int,
-        count: int,
-        results: list[bool],
+    def _prepared(
+        self, restore: Restore, memory: dict[int, np.ndarray], first: int, count: int, results: list[bool]
     ) -> Any:
-        """Copy them on a thread of their own, as "swift-load" does beside the scheduler's."""
+        """A thread that copies them, as "swift-load" does beside the scheduler's: it is started once they are taken."""
         places = self.stack.restorer.places(restore, first, first + count).numbers.tolist()
         self.stack.restorer.copies(restore, first, count)
 
         def copy() -> None:
             results.append(self._copy_places(restore, memory, first, places))
 
-        thread = self._runner.thread(copy, "swift-load")
-        thread.start()
-        return thread
+        return self._runner.thread(copy, "swift-load")
 
     def _copy(
         self, restore: Restore, keys: Sequence[bytes], memory: dict[int, np.ndarray], first: int, count: int
