@@ -57,12 +57,14 @@ class Admission:
         """The least of what the ranks say of each; every rank takes part with the same requests."""
         facts = []
         for request, readiness in zip(requests, mine, strict=True):
-            waits = readiness is Readiness.WAIT
-            facts.append([readiness, 0 if waits else request.known_pages, 0 if waits else request.wants_layers()])
+            if readiness is Readiness.WAIT:
+                facts.append([readiness, 0, 0, 0])
+                continue
+            facts.append([readiness, request.known_pages, request.wants_layers(), request.wants_draining])
         agreed = []
-        for request, (ready, pages, by_layers) in zip(requests, least(facts, self._all_reduce), strict=True):
+        for request, (ready, pages, by_layers, drains) in zip(requests, least(facts, self._all_reduce), strict=True):
             agreed.append(Readiness(ready))
             request.agreed = agreed[-1] is Readiness.READY
             request.computes = agreed[-1] is Readiness.COMPUTE
-            request.pages, request.by_layers = pages, bool(by_layers)
+            request.pages, request.by_layers, request.drains = pages, bool(by_layers), bool(drains)
         return agreed

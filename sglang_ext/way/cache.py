@@ -158,8 +158,9 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def jump(self, request: TieredRequest, front: int, end: int) -> bool:
         """Give the request the pages `[front, end)` of its restore, which have arrived; they are copied in while its
         next chunk is computed. False where the device has no room for them."""
-        if end <= front:
-            return True
+        return end <= front or self._jump(request, front, end)
+
+    def _jump(self, request: TieredRequest, front: int, end: int) -> bool:
         hashes, req = request.tail[front:end], request.req
         transfer = self._components[0].build_external_linker_transfer(LinkerTransferPhase.LOAD, None, hashes)
         if transfer is None:
@@ -173,11 +174,45 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         request.facts.runs += request.take_runs()
         return True
 
+    def jump_ahead(self, request: TieredRequest, front: int, end: int) -> bool:
+        """As `jump`, of pages `[front, end)`, where no chunk of it is computed yet: they leave landing memory as soon
+        as they have been copied, so that others land. False where the device has no room for them."""
+        if end <= front or not self._jump(request, front, end):
+            return False
+        self.inflight_load_rids.pop()  # no batch waits for it
+        request.ahead = True
+        request.take_ahead(end)  # before its copy begins: what has been copied by then may go
+        self.cache_linker.load_ahead(request)
+        return True
+
+    def came_ahead(self, request: TieredRequest) -> bool:
+        """Whether nothing of it is being copied to the device on any rank but what its next chunk may wait for."""
+        if not request.ahead:
+            return True
+        ((over,),) = least([[self.cache_linker.finish_ahead(request, wait=False)]], self.cache._all_reduce_attn_groups)
+        return bool(over)
+
+    def join(self, request: TieredRequest) -> None:
+        """A batch is about to run with it: SGLang is told after that whether what was loaded ahead has come."""
+        if not request.ahead:
+            return
+        request.ahead = False
+        if request.rid not in self.inflight_load_rids:
+            self.inflight_load_rids.append(request.rid)
+        if request.lost_ahead:
+            self.cache_linker.fail_with_batch(request)
+
+    def settle(self, request: TieredRequest | None) -> None:
+        """Its slots on the device are about to be taken back: nothing is copied there any more when this returns."""
+        if request is not None and request.loads_ahead:
+            self.cache_linker.finish_ahead(request, wait=True)
+
     # ---- the rest of SGLang's ----
 
     def end(self, request: TieredRequest | None) -> None:
         """The request, if the tiers serve it, was admitted with all that it waits for, or has ended."""
         if request is not None:
+            self.settle(request)
             request.end()
 
     def _tail_hashes(self, key: Any, result: Any, device_hit_len: int) -> Sequence[str]:
@@ -293,6 +328,8 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def claim_kv_row(self, req: Any) -> bool:
         """A session that keeps the row of its request: then there is no `on_release`."""
+        if self.linker is not None:
+            self.linker.settle(self.linker.of(req))  # SGLang asks this before it gives anything back
         claimed: bool = super().claim_kv_row(req)
         if claimed:
             self._tell_end(req)

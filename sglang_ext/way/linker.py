@@ -200,6 +200,34 @@ class SwiftLinker(UnifiedCacheLinker):
                 load.request.copied()
         return landed
 
+    # ---- loads that no batch waits for ----
+
+    @never_raises(lambda: None)
+    def load_ahead(self, request: TieredRequest) -> None:
+        """Begin the load that is queued for it, at once: no batch of it is to run. Nothing may read its pages on the
+        device, or take their slots there, before `finish_ahead` has said that it is over."""
+        load = self._queued.pop(request.rid, None)
+        if load is not None:
+            self._times.not_alone()
+            index = self.loader.start([load], self.record_offload_ready)
+            self._running[index] = [load]
+            request.loads_ahead.append(index)
+
+    @never_raises(lambda: False)
+    def finish_ahead(self, request: TieredRequest, *, wait: bool) -> bool:
+        """Whether all such loads of it are over; `wait`: until they are. Then
+        `request.lost_ahead` says whether one has failed."""
+        while request.loads_ahead and (wait or self.loader.counter.is_over(request.loads_ahead[0])):
+            if not self.finish_layer_wise_loading(request.loads_ahead.pop(0)):
+                request.lost_ahead = True
+        return not request.loads_ahead
+
+    @never_raises(lambda: None)
+    def fail_with_batch(self, request: TieredRequest) -> None:
+        """The batch that is about to run fails, since what was loaded ahead of it has not come whole."""
+        request.lost_ahead = False
+        self._queued.setdefault(f"{request.rid} (failed)", Load(None, None, 0, Places.none(), _no_rows()))
+
     # ---- SGLang's linker interface: offload ----
 
     @never_raises(lambda: True)

@@ -75,6 +75,11 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
                 mark.wait()
         super().wait_until(threshold)
 
+    def is_over(self, index: int) -> bool:
+        """Whether nothing is copied for the batch any more, or would be, as the loading thread has died."""
+        over = self._over.get(index)
+        return over is None or over.done() or not self._alive()
+
     def finish(self, index: int) -> bool:
         """Wait until nothing is copied for the batch any more; True when every layer of it has landed."""
         if index in self._over:
@@ -216,6 +221,7 @@ class Loader:
         # copied to may be looked at.
         for load in loads:
             self._count(load, seconds, failed=False)
+            self._copied(load)
         self._under_way.pop(index, None)
         self.counter.end(index)
 
@@ -237,6 +243,16 @@ class Loader:
             self._count_link(
                 load.places.numbers, self._pool.geometry.layer_bytes * copied, self._runner.monotonic() - started
             )
+
+    def _copied(self, load: Load) -> None:
+        """Others may land where it has been copied from; where that goes wrong, when its request ends."""
+        if load.restore is None:
+            return
+        try:
+            self._stack.restorer.copied(load.restore, load.first, len(load.places))
+        except Exception as error:
+            logger.exception("swift-tiers: pages that were copied stay in landing memory until their request ends")
+            self._stack.events.emit("linker.error", where="copied", error=repr(error))
 
     def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float) -> None:
         """`nbytes` of each page. What had landed on the device came by another link, and was counted there."""

@@ -42,7 +42,8 @@ class TieringStage(Enum):
 class TieredRequest:
     """One request, as far as the tiers serve it. Scheduler's thread; nothing here raises but `places`.
 
-    What every rank has to know alike is agreed on and set from outside: `agreed`, `computes`, `by_layers`, `pages`. The
+    What every rank has to know alike is agreed on and set from outside: `agreed`, `computes`, `by_layers`, `drains`,
+    `pages`. The
     restore is this rank's own; without one, for an error on this rank alone, the others decide.
     """
 
@@ -51,13 +52,17 @@ class TieredRequest:
         "_copies",
         "_runs",
         "agreed",
+        "ahead",
         "by_layers",
         "computes",
         "device_node",
         "device_pages",
+        "drains",
         "evictions",
         "facts",
         "key",
+        "loads_ahead",
+        "lost_ahead",
         "pages",
         "req",
         "restarts",
@@ -99,6 +104,10 @@ class TieredRequest:
         self.agreed = False  # every rank has settled its restore
         self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
         self.by_layers = False  # every rank would compute it layer by layer
+        self.drains = False  # every rank loads it piece by piece, through landing memory that holds less than all of it
+        self.loads_ahead: list[int] = []  # by index: of its pages, ahead of the batch that computes what follows them
+        self.ahead = False  # there have been such since its last batch, on every rank
+        self.lost_ahead = False  # one of them went wrong on this rank: its next batch is to fail
         self.pages = 0  # of its prefix below the device, of which every rank knows: some may know of more
         self.restore: Restore | None = None
         self._copies = 0  # loads that are queued or under way
@@ -142,6 +151,11 @@ class TieredRequest:
         """Whether it is to be computed layer by layer while its pages come up."""
         return self.restore is not None and self.stack.restorer.wants_layers(self.restore)
 
+    @property
+    def wants_draining(self) -> bool:
+        """Whether its pages are to be taken as they land, since landing memory does not hold them all."""
+        return self.restore is not None and self.restore.drains
+
     # ---- its pages ----
 
     def promised(self, hashes: Sequence[str]) -> int:
@@ -174,6 +188,7 @@ class TieredRequest:
     def copies(self, first: int, pages: int) -> None:
         """A load of pages `[first, first + pages)` of the restore is queued: they stay pinned until it has ended."""
         assert self.restore is not None, "they have places"
+        self._try(lambda restore: self.stack.restorer.copies(restore, first, pages))
         self._copies += 1
         self._runs = runs_of(self.restore.found(first, first + pages))
         self.restore.story.loaded(first, self._runs)
@@ -200,6 +215,11 @@ class TieredRequest:
     def admit(self) -> None:
         """It was admitted with a part of its pages."""
         self.stage = TieringStage.ON_COURSE
+
+    def take_ahead(self, jump: int) -> None:
+        """The device takes the pages before `jump`, and computes nothing. It stays on its course though these are all:
+        they are waited for."""
+        self._try(lambda restore: self.stack.restorer.take(restore, Step(jump, jump)))
 
     def take(self, step: Step) -> None:
         """The device takes `step`, which may be the last."""

@@ -4,6 +4,9 @@ Such a request is on a course: SGLang's one chunked request, whose chunks end wh
 chunks it jumps over the pages that have arrived: they get device slots, their rows are written, and they are copied in
 layer by layer while the next chunk is computed. What has not arrived is computed, or, where it is about to, waited for.
 
+One whose pages are more than landing memory holds, and that is loaded, takes them as they land: it computes its first
+page, as no chunk is without anything to compute, and jumps on while it waits, without a chunk.
+
 All of this is on the scheduler's thread; every rank takes the same steps (`agree`).
 """
 
@@ -121,6 +124,10 @@ class RestoringAdder(PrefillAdder):
         step = wrapper.agree(request, front)
         limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
         limit = self._with_room(limit, (step.jump - front) * page)
+        if request.drains and (limit <= 0 or not wrapper.came_ahead(request)):
+            if self._with_room(page, (step.jump - front) * page) > 0:
+                wrapper.jump_ahead(request, front, step.jump)
+            return self._hold(req)
         if limit <= 0 or not wrapper.jump(request, front, step.jump):
             return self._hold(req)
         self._end_chunk_at(limit)
@@ -128,6 +135,8 @@ class RestoringAdder(PrefillAdder):
         rest = super().add_chunked_req(req)
         self._keep_room(req)
         ran = bool(self.can_run_list) and self.can_run_list[-1] is req
+        if ran:
+            wrapper.join(request)
         request.take(Step(step.jump, self._reached(req, request) if ran else step.jump))
         return rest
 

@@ -19,8 +19,9 @@ from support.slow_link import Link, extends, in_memory, prompt, to_ssd, token_wi
 CALLS = (
     "stack.restore", "stack.probe", "stack.restorer.poll", "stack.restorer.settled", "stack.restorer.step",
     "stack.restorer.take", "stack.restorer.split", "stack.restorer.present", "stack.restorer.places",
-    "stack.restorer.release", "stack.restorer.wants_layers", "stack.restorer.count_load", "stack.intake.begin",
-    "stack.intake.commit", "stack.planner.decide", "stack.costs.computed", "stack.flush_soon",
+    "stack.restorer.release", "stack.restorer.wants_layers", "stack.restorer.count_load", "stack.restorer.copies",
+    "stack.restorer.copied", "stack.intake.begin", "stack.intake.commit", "stack.planner.decide",
+    "stack.costs.computed", "stack.flush_soon",
 )  # fmt: skip
 
 

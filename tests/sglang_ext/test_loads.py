@@ -43,7 +43,9 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
         runner=THREADS,
         host=SimpleNamespace(slab=None, slots=8),
         links={"host-device": LinkCounters()},
-        restorer=SimpleNamespace(count_load=lambda *_, **__: None, verified=lambda *_: lambda: None),
+        restorer=SimpleNamespace(
+            count_load=lambda *_, **__: None, copied=lambda *_: None, verified=lambda *_: lambda: None
+        ),
     )
     seen: list[Any] = []
     loader, restore = Loader(pool, stack), SimpleNamespace()

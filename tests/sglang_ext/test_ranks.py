@@ -28,7 +28,7 @@ class Rank:
         self.others: list[list[int]] = []  # what the other rank says, for each collective
         self.broken = broken
         self.req = SimpleNamespace(rid="r", prefix_len=0, cache_request_handle=object())
-        restore: Any = SimpleNamespace(flight=[None] * PAGES)
+        restore: Any = SimpleNamespace(flight=[None] * PAGES, drains=False)
         self.linker: Any = SimpleNamespace(
             requests={},
             stack=SimpleNamespace(
@@ -80,8 +80,8 @@ def test_one_that_has_lost_its_claim_takes_the_others_course() -> None:
     """What is agreed on decides, not what a rank has by itself."""
     ranks = [Rank(Readiness.COMPUTE), Rank(Readiness.READY, claim=False)]
     # settled, readiness and pages, as the other rank says them
-    ranks[0].others = [[2, 0, 0], [2, 0, 0]]
-    ranks[1].others = [[0, 0, 0], [1, PAGES, 0]]
+    ranks[0].others = [[2, 0, 0, 0], [2, 0, 0, 0]]
+    ranks[1].others = [[0, 0, 0, 0], [1, PAGES, 0, 0]]
     courses = [rank.admit() for rank in ranks]
     assert [(course.pages, course.computes, course.by_layers) for course in courses] == [(0, True, False)] * 2
     assert ranks[0].collectives == ranks[1].collectives

@@ -33,6 +33,7 @@ class Restores:
             take=lambda restore, step: self._may_break("take", None),
             poll=lambda restore: self._may_break("poll", 0),
             present=lambda restore, front: 3,
+            copies=lambda restore, first, pages: self._may_break("copies", None),
             places=lambda restore, first, end: Places.none(),
         )
 
