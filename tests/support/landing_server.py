@@ -1,0 +1,143 @@
+"""A server on the CPU that borrows modelled memory, with modelled landing memory: `prepare` goes before its start.
+
+The functions that take a `StepScheduler` run in the scheduler's process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+PAGE, CHUNK, SLOTS, LEASE = 16, 64, 8, 2000
+
+
+def arguments(folders: Any, tokens: int = 4096) -> list[str]:
+    """SGLang's, for a tiny model. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool."""
+    from swift_tiers.ops.base.model import tiny_model
+
+    config = {
+        "host": {"size": "8MiB"},
+        "policy": {"restore_deadline": "60s"},
+        "restore": {"chunk": CHUNK, "behind": 1000.0},
+        "bus": {"enabled": False},
+    }
+    return [
+        "--model-path", str(tiny_model(folders.mktemp("model"))), "--dtype", "float32", "--page-size", str(PAGE),
+        "--max-total-tokens", str(tokens), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+
+
+def prepare() -> None:
+    """From now on servers of this process borrow such memory."""
+    from swift_tiers.ops.lab.torture.model_peer import ModelPeer
+    from swift_tiers.sglang_ext.build import assembly
+
+    opened = assembly.open_stack
+
+    def open_stack(namespace: Any, config: Any, rank: Any, *given: Any, **named: Any) -> Any:
+        peer = ModelPeer(namespace.geometry.page_bytes, landing_slots=SLOTS)
+        return opened(namespace, config, rank, lambda fingerprint: peer, **{**named, "landing": peer})
+
+    assembly.open_stack = open_stack
+
+
+class SlowComputing:
+    """Computing takes long, and so does a way through host memory."""
+
+    together = 1.0
+
+    def __init__(self, page_bytes: int) -> None:
+        from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
+
+        self.compute = self.compute_at_worst = ComputeCost(fixed_seconds=1e-3, token_seconds=1.0, pair_seconds=0.0)
+        self.sources = {
+            "host": SourceCost(latency_seconds=0.0, bytes_per_second=page_bytes / 20.0),
+            "peer": SourceCost(latency_seconds=0.0, bytes_per_second=page_bytes / 0.1),
+        }
+
+
+class Copies:
+    """What copies to the device do, where a test wants something of them."""
+
+    #: Pages, by place, that were copied; a copy waits as long as it is `held`; so many are to fail.
+    copied: ClassVar[list[list[int]]] = []
+    held = False
+    fails = 0
+    seconds_each = 0.0
+
+
+def landing_pool(s: Any) -> Any:
+    """Have the device's pool copy from landing memory, too, and costs be known; the memory that is lent."""
+    stack, pool = s.linker.stack, s.linker.pool
+    peer = stack.tiers["peer"]
+    if pool.landing is None:
+        pool.landing = torch.from_numpy(peer.landed)
+        original = type(pool)._copy_in
+
+        def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, after: Any) -> None:
+            Copies.copied.append(slots.tolist())
+            while Copies.held:
+                time.sleep(1e-4)
+            if Copies.fails:
+                Copies.fails -= 1
+                raise OSError("injected")
+            rows = np.zeros((len(slots), slab.shape[1]), np.uint8)
+            for row, slot in zip(rows, slots.tolist(), strict=True):
+                time.sleep(Copies.seconds_each)
+                if slot < len(slab):
+                    row[:] = slab[slot]
+                else:
+                    row[: peer.page_bytes] = peer.landed[slot - len(slab)]
+            original(pool, pages, rows, np.arange(len(slots)), layer_done, after)
+
+        pool._copy_in = copy_in
+        stack.planner.costs = SlowComputing(pool.geometry.page_bytes)
+        peer.lend(LEASE)
+        peer.settle()
+    return peer
+
+
+def lent_alone(s: Any, *prompts: list[int]) -> list[list[int]]:
+    """The answers to these, whose pages are then in lent memory alone."""
+    from swift_tiers.radix_tiering.table.tier_copies import HOST
+
+    stack, peer = s.linker.stack, landing_pool(s)
+    Copies.copied.clear()
+    Copies.held, Copies.fails, Copies.seconds_each = False, 0, 0.0
+    answers = [s.generate(one) for one in prompts]
+    s.empty_device()
+    assert stack.movers["peer"].wait_idle(60)
+    peer.settle()
+    with stack.table.lock:
+        for page in reversed(stack.table.listed()):
+            stack.table.lose(page, HOST)
+    assert stack.host.used_slots == 0
+    peer.links["peer-host"].pages = 0
+    peer.landings = 0
+    return answers
+
+
+def quiet(s: Any) -> None:
+    """Nothing is kept for anybody."""
+    from swift_tiers.radix_tiering.table.rules import check_rules
+
+    s.settle()
+    peer, table = s.linker.stack.tiers["peer"], s.linker.stack.table
+    peer.settle()
+    assert not s.linker.requests, "requests leaked"
+    assert not s.linker._running, "loads leaked"
+    with table.lock:
+        check_rules(table)
+        assert table.pinned_pages == 0, "pins leaked"
+    assert peer.used_slots == 0, "landing memory leaked"
+
+
+def prompt(seed: int, tokens: int = 1000) -> list[int]:
+    """A prompt that no other seed's shares a prefix with."""
+    return random.Random(seed).choices(range(1, 250), k=tokens)
