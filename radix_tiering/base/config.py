@@ -102,7 +102,8 @@ class DeviceConfig(Section, frozen=True):
         Size,
         Meta(
             description="Memory of each rank's GPU in which pages arrive straight from other GPUs or SSDs, until they "
-            "are where the model reads them; pages beyond it come through host memory, and so do all with 0"
+            "are where the model reads them; pages beyond it wait until others have left it, or come through host "
+            "memory, as all do with 0"
         ),
     ] = Size(256 * 2**20)
 

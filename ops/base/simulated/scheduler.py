@@ -217,6 +217,7 @@ class Scheduler:
                 return None
             asked.tiered.pages = asked.tiered.known_pages
             asked.tiered.computes = readiness is Readiness.COMPUTE
+            asked.tiered.drains = asked.tiered.wants_draining
             asked.tiered.agreed = not asked.tiered.computes
             asked.admitted = self._clock()
             self.waiting.remove(asked)
@@ -233,6 +234,7 @@ class Scheduler:
         if on_course:
             step = tiered.next_step(front)
             if step.end == step.jump < tiered.pages:
+                self._take_ahead(asked, front, step.jump)
                 return False
         elif tiered.stage is TieringStage.WAITING:
             promised = tiered.promised(asked.tail) if asked.tail else 0
@@ -260,6 +262,23 @@ class Scheduler:
             self._first_token(asked)
         return True
 
+    def _take_ahead(self, asked: ModelRequest, front: int, jump: int) -> None:
+        """Take pages `[front, jump)` of its tail as they land, where landing memory does not hold them all."""
+        tiered = asked.tiered
+        if not tiered.drains or tiered.stage is not TieringStage.ON_COURSE:
+            return
+        try:
+            load = self._load(asked, front, jump)
+        except NotHeldError:
+            return
+        if load is not None:
+            tiered.take_ahead(jump)
+            seconds = (load.pages - load.landed) * self._page_bytes / self.serving.bytes_per_second
+            if seconds:
+                self._runner.sleep(seconds)
+            self._landed(asked, load, seconds)
+            asked.tokens = (asked.on_device + jump) * self.serving.page_tokens
+
     def _load(self, asked: ModelRequest, front: int, jump: int) -> _Load | None:
         """Begin to copy pages `[front, jump)` of its tail to the device, if these are any."""
         tiered, pages = asked.tiered, jump - front
@@ -277,6 +296,7 @@ class Scheduler:
         pages = load.pages - load.landed
         self._stack.links["host-device"].count(pages, pages * self._page_bytes, seconds)
         self._stack.restorer.count_load(load.restore, load.first, load.pages, seconds, failed=False, landed=load.landed)
+        self._stack.restorer.copied(load.restore, load.first, load.pages)
         asked.tiered.copied()
         self.device.mark(asked.seat, load.front, load.front + load.pages, SlotState.PRIVATE)
 

@@ -123,11 +123,9 @@ class Borrowing:
         landing_bytes: float | None,
         to_device: float,
         to_host: float,
-        usual_pages: int,
     ) -> None:
         """`landing_bytes`: of landing memory; None: as in the paper, where lent memory takes the place of host memory.
-        `to_device`, `to_host`: bytes per second from donors. `usual_pages`: of a request, from which it is known what
-        reading them costs."""
+        `to_device`, `to_host`: bytes per second from donors."""
         self._runner = runner
         self.donors = donors
         slots = 0 if landing_bytes is None else max(0, landing_slots(machine.page_bytes, landing_bytes))
@@ -142,9 +140,9 @@ class Borrowing:
             self.server = ModelServer(runner, machine, work, restore)
             runner.thread(self._follow, "cap").start()
         else:
-            landed = min(slots, usual_pages)
-            each = (landed / to_device + (usual_pages - landed) / to_host) / usual_pages
-            cost = SourceCost(latency_seconds=0.0, bytes_per_second=1 / each / SMALLER)
+            # With landing memory of any size they come that way: it is drained as they land.
+            speed = to_device if slots else to_host
+            cost = SourceCost(latency_seconds=0.0, bytes_per_second=speed / SMALLER)
             self.server = ModelServer(runner, machine, work, restore, lent=self.memory, landing=landing, lent_cost=cost)
         self._looks: list[float] = []  # at how much is lent, bytes
         runner.thread(self._look, "look").start()

@@ -5,7 +5,8 @@ when a request is admitted, and a donor may take its memory back at any moment a
 lands here: it is verified here, and promised from here, where nothing of that can reach it. What is left is a copy
 within this device, beside the forward, at the speed of its own memory.
 
-It holds pages for as long as a request is about to read them, and no longer: it is no cache.
+It holds pages until they have been copied to where SGLang reads them, and no longer (`way/draining.py`): it is no
+cache.
 """
 
 from __future__ import annotations

@@ -36,15 +36,16 @@ def test_landing_memory_holds_what_the_servers_own_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["LWM-7B", "Qwen3-14B"])
-def test_as_many_pages_land_as_landing_memory_holds(name: str) -> None:
+def test_every_page_lands_however_little_landing_memory_there_is(name: str) -> None:
     model, history = MODELS[name], 8192
     slots = landing_slots(PAGE_TOKENS * model.token_bytes, DEFAULT_LANDING)
-    assert first_token(model, DEFAULT, history)[1] == pytest.approx(slots / (history // PAGE_TOKENS))
+    assert slots < history // PAGE_TOKENS / 4
+    assert first_token(model, DEFAULT, history)[1] == 1.0
     # All but a page or two from the front, which were computed while the others came.
     assert first_token(model, LARGE, history)[1] == pytest.approx(1.0, abs=0.02)
     assert first_token(model, HOST, history)[1] == first_token(model, AS_THE_PAPER, history)[1] == 0.0
 
 
-def test_a_servers_way_is_slower_than_host_memory_and_the_papers_is_faster() -> None:
+def test_a_servers_way_is_faster_than_host_memory_and_the_papers_is_faster_still() -> None:
     seconds = {way.name: first_token(MODELS["LWM-7B"], way, 8192)[0] for way in (HOST, AS_THE_PAPER, DEFAULT, LARGE)}
-    assert seconds[AS_THE_PAPER.name] < seconds[LARGE.name] < seconds[HOST.name] < seconds[DEFAULT.name]
+    assert seconds[AS_THE_PAPER.name] < seconds[LARGE.name] < seconds[DEFAULT.name] < seconds[HOST.name] / 2

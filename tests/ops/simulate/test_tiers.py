@@ -85,7 +85,7 @@ def test_a_donor_lends_what_a_window_did_not_need_and_takes_it_back_at_once() ->
         donor = DonorModel("donor", letters, runner, MODELS["Qwen3-8B"], pool, TOKENS, guests, 2)
         borrower = Borrowing(
             runner, machine(host_bytes=pool), Trace([], TOKENS), RestoreConfig(), {"donor": donor}, letters,
-            landing_bytes=None, to_device=1e11, to_host=1e10, usual_pages=1,
+            landing_bytes=None, to_device=1e11, to_host=1e10,
         )  # fmt: skip
         lent, room = [], []
         for _ in range(600):
