@@ -255,6 +255,8 @@ class Planner:
     def most(self, decision: Decision | None) -> int:
         """Pages that one forward of a restore computes at most."""
         planned = decision.plan.forward_tokens if decision is not None and decision.plan is not None else 0
+        if decision is not None and decision.drains:
+            planned = self.forward_tokens or 0  # it computes only what does not come, and of that all there is
         return max(self.chunk, planned // self._page_tokens)
 
     def page_seconds(self, source: str) -> float | None:

@@ -224,11 +224,13 @@ def tail() -> list[Table]:
                 "and 130 GB beside the others, and 60 to 98 GB of that are lent, with some forty recalls: less than 96 "
                 "GB of host memory for the first two, so histories are forgotten, and computed for seconds. There "
                 "sizes decide and not links. Beside Qwen3-32B they fit, and the way decides: what the paper does is "
-                "faster, what a server does by default is slower than host memory, since all but 256 MiB of a history "
-                "cross PCIe twice, and before the request is computed. Landing memory of a median history makes up "
-                "for that in the median, but comes out of the KV pool. Its P99 are recalls: a donor takes back leases "
-                "with whatever lies there, of which 50 ms save little over PCIe, and a history with a hole is computed "
-                "from there on. What the way itself costs: `swiftcache-route`.",
+                "faster, what a server does by default takes in the median what host memory takes. There a history "
+                "comes over NVLink and takes one forward more, and what lies in the 32 GB of host memory comes over "
+                "PCIe. Landing memory of a median history saves some of that, but comes out of the KV pool. P99 are "
+                "recalls: a donor takes back leases with whatever lies there, of which 50 ms save little over PCIe, "
+                "and a history with a hole is computed from there on, for some 20 s, for which others wait. What does "
+                "not pass through host memory leaves no copy there, which a recall would spare. What the way itself "
+                "costs: `swiftcache-route`.",
             ],
             against,
         )
@@ -297,9 +299,9 @@ def routes() -> list[Table]:
                 "([decision 29](decisions/0029-landing-memory-is-drained.md)). Pages of 64 tokens; the device computes "
                 "what it gets to sooner.",
                 "By default the server's way from lent memory takes 0.3 to 0.65 of what host memory takes behind "
-                "32,768 tokens. Behind 8,192 it takes 0.4 of it for LWM-7B, whose KV is large, and 1.2 to 1.5 times as long "
-                "for the others: there one forward more is most of it, and landing memory that holds the history saves "
-                "that.",
+                "32,768 tokens. Behind 8,192 it takes 0.4 of it for LWM-7B, whose KV is large, and 1.2 to 1.5 times as "
+                "long for the others: there one forward more is most of it, and landing memory that holds the history "
+                "saves that.",
             ],
         )
     ]  # fmt: skip
