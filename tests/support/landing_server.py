@@ -128,8 +128,13 @@ def quiet(s: Any) -> None:
     from swift_tiers.radix_tiering.table.rules import check_rules
 
     s.settle()
-    peer, table = s.linker.stack.tiers["peer"], s.linker.stack.table
+    stack = s.linker.stack
+    peer, table = stack.tiers["peer"], stack.table
     peer.settle()
+    # What is lent anew is written to, and pages are pinned for that.
+    assert stack.movers["peer"].wait_idle(60)
+    assert stack.parts["peer"].wait_saved(60)
+    assert stack.errands.wait_idle(60)
     assert not s.linker.requests, "requests leaked"
     assert not s.linker._running, "loads leaked"
     with table.lock:
