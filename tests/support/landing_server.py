@@ -112,7 +112,8 @@ def lent_alone(s: Any, *prompts: list[int]) -> list[list[int]]:
     Copies.held, Copies.fails, Copies.seconds_each = False, 0, 0.0
     answers = [s.generate(one) for one in prompts]
     s.empty_device()
-    assert stack.movers["peer"].wait_idle(60)
+    with stack.table.lock:
+        assert stack.movers["peer"].wait_idle(60)
     peer.settle()
     with stack.table.lock:
         for page in reversed(stack.table.listed()):
@@ -132,8 +133,9 @@ def quiet(s: Any) -> None:
     peer, table = stack.tiers["peer"], stack.table
     peer.settle()
     # What is lent anew is written to, and pages are pinned for that.
-    assert stack.movers["peer"].wait_idle(60)
-    assert stack.parts["peer"].wait_saved(60)
+    with table.lock:
+        assert stack.movers["peer"].wait_idle(60)
+        assert stack.parts["peer"].wait_saved(60)
     assert stack.errands.wait_idle(60)
     assert not s.linker.requests, "requests leaked"
     assert not s.linker._running, "loads leaked"
