@@ -63,7 +63,7 @@ class Draining:
 
     def copies(self, restore: Restore, first: int, pages: int) -> None:
         """Pages of it, from this one on, are about to be copied to the device."""
-        if self._landing is not None:
+        if self._landing is not None and self._landing.used_slots:
             units = range(first, first + pages)
             restore.copying.update(unit for unit in units if restore.claimed[unit].landing >= 0)
 

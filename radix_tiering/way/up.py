@@ -644,6 +644,8 @@ class Restorer:
         """They have all been, and nothing reads them there any more. Those that the device had taken (`take`) when this
         copy began leave landing memory, and others land there. Not to be called for a copy that failed, or was
         withdrawn. Any thread."""
+        if not restore.copying:
+            return  # none of them was in landing memory
         for start in range(first, first + pages, PAGES_PER_HOLD):
             with self._table.lock:
                 if restore.state is RestoreState.RELEASED:

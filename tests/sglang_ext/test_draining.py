@@ -123,6 +123,31 @@ def a_copy_fails(s):
     quiet(s)
 
 
+def with_another_rank(s, dice):
+    """As if another rank had got less than this one, or were copying still, in half of all steps."""
+    from swift_tiers.radix_tiering.restore.flight import Step
+
+    wrapper, kind = s.cache.linker, type(s.cache.linker)
+
+    def less(request, front):
+        step = kind.agree(wrapper, request, front)
+        if dice.random() < 0.5 or request.stage.name != "ON_COURSE":
+            return step
+        jump = dice.randint(front, step.jump)
+        return Step(jump, dice.randint(jump, step.end))
+
+    wrapper.agree = less
+    wrapper.came_ahead = lambda request: kind.came_ahead(wrapper, request) and dice.random() < 0.5
+
+
+def in_any_order_of_two_ranks(s, seed):
+    with_another_rank(s, random.Random(seed))
+    try:
+        in_any_order(s, seed)
+    finally:
+        del s.cache.linker.agree, s.cache.linker.came_ahead
+
+
 def in_any_order(s, seed):
     """Requests with common prefixes, aborts, copies that fail, leases that end: answers are right, nothing is kept."""
     from sglang.srt.managers.io_struct import AbortReq
@@ -239,3 +264,8 @@ def test_what_is_withdrawn_was_not_copied(scheduler) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_things(scheduler, seed: int) -> None:
     scheduler(in_any_order, seed)
+
+
+@pytest.mark.parametrize("seed", range(20, 24))
+def test_any_order_of_things_where_another_rank_is_behind(scheduler, seed: int) -> None:
+    scheduler(in_any_order_of_two_ranks, seed)

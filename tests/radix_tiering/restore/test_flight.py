@@ -314,3 +314,13 @@ def test_no_request_waits_longer_than_its_share(lengths: list[int], patience: in
             # Others may be starving, too; each of them is served once before it.
             assert since[request] <= patience + len(lengths)
     assert list(picked.values()) == lengths
+
+
+def test_units_are_found_by_their_state() -> None:
+    flight = Flight(["peer"] * 5)
+    flight.take_load(range(1, 2))
+    flight.take_load(range(3, 5))
+    flight.arrived(3)
+    assert list(flight.units(Unit.LOADING)) == [1, 4]
+    assert list(flight.units(Unit.PRESENT)) == [3]
+    assert list(flight.units(Unit.DONE)) == []

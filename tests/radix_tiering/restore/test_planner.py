@@ -215,3 +215,37 @@ def test_what_doing_both_took_before_counts() -> None:
     assert as_before.why.startswith("loading takes 500 ms; doing both would save")
     # Where it is by far the best it is done all the same.
     assert decide(1.2, together=1.35)[0].strategy is Strategy.TOKEN_WISE
+
+
+def draining(load_seconds: float, beyond: int, *, host: float | None = None, choice: str = "auto") -> Decision:
+    """For 1,024 tokens that come from lent memory in so long, of which landing memory has no room for `beyond` pages.
+    `host`: seconds that a page takes from host memory, where that is known."""
+    costs = Known(load_seconds, 1024)
+    costs.sources["peer"] = costs.sources.pop("ssd")
+    if host is not None:
+        costs.sources["host"] = SourceCost(latency_seconds=0.0, bytes_per_second=PAGE * TOKEN_BYTES / host)
+    planner = Planner(costs, page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4, choice=choice)  # type: ignore[arg-type]
+    planner.forward_tokens = 2048
+    decision = planner.decide(0, ["peer"] * 64, 16, beyond=beyond)
+    assert not decision.drains or planner.most(decision) == 128, "what does not come is computed in long forwards"
+    return decision
+
+
+@pytest.mark.parametrize("choice", ["auto", "load"])
+def test_landing_memory_is_drained_where_that_is_worth_one_forward_more(choice: str) -> None:
+    """A forward over a page takes 0.12 s."""
+    assert not draining(0.05, 0, host=0.01, choice=choice).drains, "it has room for all of them"
+    assert not draining(0.05, 10, host=0.01, choice=choice).drains, "0.1 s would be saved"
+    decision = draining(0.05, 14, host=0.01, choice=choice)
+    assert decision.drains
+    assert (decision.compute, decision.load, decision.lead) == (False, True, 64)
+    assert decision.strategy is Strategy.LOAD
+
+
+def test_where_host_memory_is_of_unknown_cost_what_the_source_takes_now_stands_for_it() -> None:
+    assert not draining(0.05, 60).drains, "most of them land"
+    assert draining(0.3, 60).drains, "they take as long as through host memory"
+
+
+def test_nothing_is_drained_where_recomputing_is_faster() -> None:
+    assert not draining(10.0, 60, host=0.01).drains
