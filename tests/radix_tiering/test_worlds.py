@@ -63,7 +63,7 @@ def test_whatever_happens_answers_are_right_and_nothing_is_left(kind: str) -> No
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_recall(scenario: str) -> None:
+def test_what_worlds_at_large_hardly_ever_reach(scenario: str) -> None:
     for seed in range(2 * WORLDS_EACH):
         live_well(scenario, seed)
 
