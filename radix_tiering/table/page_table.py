@@ -546,16 +546,16 @@ class PageTable:
         if flushes == self.flushes:
             self._emptying = False
 
-    def lying_on(self, tier: int, part: Part) -> Iterable[Page]:
-        """The pages with a whole copy on a part of a tier, to be gone through later, by any thread, without the lock:
-        those of now, as far as they still are then."""
-        of = self.of[tier]
-        handles = self._rows.make_handles(of.under(part))
-        return (page for page in (Page(self.book, *handle) for handle in handles) if self._lies_on(page, of, part))
+    def perhaps_on(self, tier: int, part: Part) -> Iterable[Page]:
+        """The pages that may have a copy on a part of a tier, of now, to be gone through later, without the lock; ask
+        `lies_on` of each."""
+        handles = self._rows.make_handles(self.of[tier].under(part))
+        return (Page(self.book, *handle) for handle in handles)
 
-    def _lies_on(self, page: Page, of: TierCopies, part: Part) -> bool:
-        copy = page.copy_in(of.number)
-        return copy is not None and copy.whole and of.keeper.uses(copy.place, part)
+    def lies_on(self, page: Page, tier: int, part: Part) -> bool:
+        """Whether its copy in a tier is whole, and on that part."""
+        copy = None if page.dropped else page.copy_in(tier)
+        return copy is not None and copy.whole and self.of[tier].keeper.uses(copy.place, part)
 
     def part_gone(self, tier: int, part: Part) -> None:
         """From now on no copy counts that lies on this part of a tier. To be given up by `settle`; then

@@ -85,7 +85,8 @@ class Parts:
         """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
         with self._table.lock:
             self._saving[part] = 1  # this call's own share
-            pages = list(self._table.lying_on(self._number, part))
+            perhaps = self._table.perhaps_on(self._number, part)
+            pages = [page for page in perhaps if self._table.lies_on(page, self._number, part)]
         saving = self._save_and_lose(sorted(pages, key=_hottest), part)
         self._tell(self._tier.part_leaves, part, pages=len(pages), saving=saving)
         with self._table.lock:
@@ -121,17 +122,18 @@ class Parts:
                 self._reads.abandon(self._number, part)
             self._saving.pop(part, None)
             self._idle.notify_all()
-            lost = self._table.lying_on(self._number, part)
+            perhaps = self._table.perhaps_on(self._number, part)
         self._tell(self._tier.part_gone, part, reason=reason)
-        self._start(self._forget(part, lost))
+        self._start(self._forget(part, perhaps))
 
-    def _forget(self, part: Part, lost: Iterable[Page]) -> Generator[None, None, int]:
+    def _forget(self, part: Part, perhaps: Iterable[Page]) -> Generator[None, None, int]:
         """Its copies are given up; what memory still has of them is written again, to the parts that are left."""
         staying = []
-        for batch in sweeps.batches(lost):
+        for batch in sweeps.batches(perhaps):
             with self._table.lock:
                 for page in batch:
-                    if self._table.settle(page) and not page.dropped:
+                    lies = self._table.lies_on(page, self._number, part)
+                    if lies and self._table.settle(page) and not page.dropped:
                         staying.append(page)
             yield
         with self._table.lock:
@@ -147,8 +149,7 @@ class Parts:
         for batch in sweeps.batches(pages):
             with self._table.lock:
                 for page in batch:
-                    copy = page.copy_in(self._number)
-                    if copy is None or not copy.whole or page.dropped or not self._tier.uses(copy.place, part):
+                    if not self._table.lies_on(page, self._number, part):
                         continue
                     saved += self._save(page, part)
                     self._table.lose(page, self._number)

@@ -284,15 +284,22 @@ class Model(RuleBasedStateMachine):
             del pins.pinned[page]
             pins.let_go(page)
 
-    @rule(tier=DOWN, part=st.integers(0, 2))
-    def part_goes(self, tier: int, part: int) -> None:
+    @rule(tier=DOWN, part=st.integers(0, 2), lost=NUMBERS, dropped=NUMBERS)
+    def part_goes(self, tier: int, part: int, lost: int, dropped: int) -> None:
+        """Between the look for its pages and their turn, one loses its copy, and another one leaves."""
         table = self.table
         table.part_gone(tier, part)
-        for page in table.lying_on(tier, part):
-            table.settle(page)
+        perhaps = table.perhaps_on(tier, part)
+        for number, end in ((lost, lambda page: table.lose(page, tier)), (dropped, table.drop)):
+            page = self.one(number)
+            if page is not None and (end == table.drop or page.whole_in(tier)):
+                end(page)
+        for page in perhaps:
+            if table.lies_on(page, tier, part):
+                table.settle(page)
         table.part_forgotten(tier, part)
         table.clean_up()
-        assert not list(table.lying_on(tier, part))
+        assert not any(table.lies_on(page, tier, part) for page in table.perhaps_on(tier, part))
 
     @rule(what=st.integers(0, 5))
     def flush(self, what: int) -> None:
