@@ -6,9 +6,9 @@
        '---------(release)------------'------------------------------------(release)-----> RELEASED
 
 While it is RUNNING or READY its pages are pinned, but for those that have been copied out of landing memory to the
-device already. READY is final until `release`: `pages` pages from the start of the
-chain lie in host memory, verified, and cannot leave. Nothing is promised before that, but to a device that has begun
-to compute what is missing (`Readiness.COMPUTE`): it is given pages run by run, each verified when it is.
+device already. READY is final until `release`: `pages` pages from the start of the chain lie in host memory, verified,
+and cannot leave. Nothing is promised before that, but to a device that has begun to compute what is missing
+(`Readiness.COMPUTE`): it is given pages run by run, each verified when it is.
 """
 
 from __future__ import annotations

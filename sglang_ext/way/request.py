@@ -43,8 +43,7 @@ class TieredRequest:
     """One request, as far as the tiers serve it. Scheduler's thread; nothing here raises but `places`.
 
     What every rank has to know alike is agreed on and set from outside: `agreed`, `computes`, `by_layers`, `drains`,
-    `pages`. The
-    restore is this rank's own; without one, for an error on this rank alone, the others decide.
+    `pages`. The restore is this rank's own; without one, for an error on this rank alone, the others decide.
     """
 
     __slots__ = (
