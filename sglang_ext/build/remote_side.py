@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.base.secret_file import read_secret
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
-from swift_tiers.radix_tiering.tiers.remote.child_process import Meeting
+from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting
 from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, object_shape
 
 from .hardware import hardware_name
@@ -90,7 +90,7 @@ def open_remote(
             remote.options,
             slots,
             shape.stride,
-            meeting=Meeting.of_siblings(ranks) if ranks > 1 else None,
+            meeting=ChildMeeting.of_siblings(ranks) if ranks > 1 else None,
         ),
         page_tokens=geometry.tokens,
         read_seconds=min(float(config.policy.restore_deadline), MOST_READ_SECONDS),

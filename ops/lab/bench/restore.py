@@ -53,7 +53,7 @@ UNTHROTTLED = "64GiB"
 SLOWDOWNS = 6
 
 
-class Source(NamedTuple):
+class ThrottledSource(NamedTuple):
     """Where pages lie that come back."""
 
     tier: str
@@ -78,7 +78,7 @@ class Source(NamedTuple):
         return f"{self.tier}.throttle"
 
 
-SOURCES = {"ssd": Source("ssd", "host-ssd"), "remote": Source("remote", "host-remote")}
+SOURCES = {"ssd": ThrottledSource("ssd", "host-ssd"), "remote": ThrottledSource("remote", "host-remote")}
 
 
 class Answer(NamedTuple):
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 class Rig:
     """One server whose pages lie on one throttled source, and what the bench does with it."""
 
-    def __init__(self, server: Server, reader: BusReader, source: Source) -> None:
+    def __init__(self, server: Server, reader: BusReader, source: ThrottledSource) -> None:
         self.server = server
         self.source = source
         self._reader = reader

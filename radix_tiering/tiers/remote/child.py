@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from .engine import Driver, EngineJob, OpenDriver, Verb
-from .messages import MOST_BYTES, Begin, Failed, JobDone, Joined, Ready, peer_user
+from .messages import MOST_BYTES, Begin, Failed, JobDone, LetIn, Ready, peer_user
 
 PR_SET_PDEATHSIG = 1
 #: How long one that connects may take to say what it wants, seconds.
@@ -82,7 +82,7 @@ class _Child:
                 connection.settimeout(JOIN_SECONDS)
                 reason = self._why_not(connection)
                 if not reason:
-                    said = msgspec.msgpack.encode(Joined(len(self._ranks), os.getpid()))
+                    said = msgspec.msgpack.encode(LetIn(len(self._ranks), os.getpid()))
                     socket.send_fds(connection, [said], [self._memory, process])
                     connection.settimeout(None)
                     threading.Thread(target=self.serve, args=(self.add(connection),), daemon=True).start()

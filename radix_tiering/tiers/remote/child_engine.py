@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .child_process import KILL_SECONDS, Meeting, begin_or_meet
+from .child_process import KILL_SECONDS, ChildMeeting, begin_or_meet
 from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
 from .messages import MOST_BYTES, Begin, Failed, FromChild, JobDone, Ready
 
@@ -29,7 +29,7 @@ class ChildEngine:
         slots: int,
         stride: int,
         tell: Callable[[EngineEvent], None],
-        meeting: Meeting | None = None,
+        meeting: ChildMeeting | None = None,
     ) -> None:
         """`driver`: "MODULE:NAME" of an `OpenDriver`, imported by the child alone. `meeting`: whose ranks share the
         child, which has so many slots for each; None: it is this one's alone. Raises OSError where no process or memory

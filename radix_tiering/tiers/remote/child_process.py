@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from .messages import MOST_BYTES, Begin, FromChild, Joined, peer_user
+from .messages import MOST_BYTES, Begin, FromChild, LetIn, peer_user
 
 #: How long a process that was killed is waited for, seconds: a guard, the kernel takes no longer.
 KILL_SECONDS = 10.0
@@ -36,14 +36,14 @@ MEET_SECONDS, LOOK_SECONDS = 5.0, 0.05
 _NAME = 32
 
 
-class Meeting(NamedTuple):
+class ChildMeeting(NamedTuple):
     """What ranks have in common that share a process."""
 
     key: str  # of theirs alone
     places: int  # how many they are
 
     @classmethod
-    def of_siblings(cls, places: int) -> Meeting:
+    def of_siblings(cls, places: int) -> ChildMeeting:
         """Of the processes that have been started by the one that started this one."""
         parent = os.getppid()
         started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
@@ -134,7 +134,7 @@ class MetProcess:
             self.connection.send(begin)
             raw, passed, _, _ = socket.recv_fds(self.connection, MOST_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
             said = msgspec.msgpack.decode(raw, type=FromChild) if raw else None
-            if not isinstance(said, Joined) or len(passed) != 2:
+            if not isinstance(said, LetIn) or len(passed) != 2:
                 for descriptor in passed:
                     os.close(descriptor)
                 raise ConnectionError(getattr(said, "reason", "it ends"))
@@ -167,7 +167,7 @@ def _slots(memory: int, begin: Begin, size: int, place: int) -> np.ndarray:
     return whole[place * begin.slots :][: begin.slots]
 
 
-def begin_or_meet(begin: Begin, meeting: Meeting | None) -> OwnProcess | MetProcess:
+def begin_or_meet(begin: Begin, meeting: ChildMeeting | None) -> OwnProcess | MetProcess:
     """The process of an engine: of this rank's own without `meeting`, or else the one of all that meet. Raises OSError
     where there is none to be had; may wait for a few seconds."""
     if meeting is None:

@@ -23,7 +23,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stride: int
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LetIn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To a rank that has connected: its part of the slab; with it come descriptors of the slab and of the process."""
 
     place: int  # from 0, whose rank began the process
@@ -47,7 +47,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-FromChild = Joined | Ready | JobDone | Failed
+FromChild = LetIn | Ready | JobDone | Failed
 
 
 def peer_user(connection: socket.socket) -> int:

@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier, child_process, worker
-from swift_tiers.radix_tiering.tiers.remote.child_process import Meeting
+from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting
 from swift_tiers.radix_tiering.tiers.remote.engine import (
     EngineAnswer,
     EngineEvent,
@@ -126,7 +126,7 @@ class Ranks:
     """Of one server on one machine: engines that meet, each with what it was told."""
 
     def __init__(self, directory: Path, places: int, **options: Any) -> None:
-        self.meeting = Meeting(str(directory), places)
+        self.meeting = ChildMeeting(str(directory), places)
         self.settings = {"directory": str(directory), **options}
         self.told: list[queue.Queue[EngineEvent]] = []
         self.engines: list[ChildEngine] = []
@@ -201,12 +201,12 @@ def test_when_their_child_dies_or_is_given_up_all_of_them_hear_it_and_begin_anew
 
 
 def test_they_begin_at_once_and_one_of_them_owns_it(ranks: Callable[..., Ranks]) -> None:
-    """Threads stand for processes: who binds is drawn by the kernel."""
+    """Threads stand for processes: who binds is drawn by the kernel. The child ends with the one that began it."""
     four = ranks(4)
     with ThreadPoolExecutor(4) as threads:
         pids = set(threads.map(lambda _: four.begin().pid, range(4)))
-    assert len(pids) == 1
-    assert all(isinstance(four.hear(rank), EngineReady) for rank in range(4))
+        assert len(pids) == 1
+        assert all(isinstance(four.hear(rank), EngineReady) for rank in range(4))
 
 
 def test_an_engine_that_cannot_be_opened_is_no_ranks(ranks: Callable[..., Ranks]) -> None:
@@ -230,12 +230,12 @@ def test_no_more_are_let_in_than_there_are_places(ranks: Callable[..., Ranks], m
 
 def test_siblings_meet_and_nobody_else() -> None:
     """A process and what it starts are no siblings."""
-    words = "import sys; from swift_tiers.radix_tiering.tiers.remote.child_process import Meeting; "
-    command = [sys.executable, "-c", words + "print(Meeting.of_siblings(2).key)"]
+    words = "import sys; from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting; "
+    command = [sys.executable, "-c", words + "print(ChildMeeting.of_siblings(2).key)"]
     keys = {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
     assert len(keys) == 1
-    assert keys != {Meeting.of_siblings(2).key}
-    two, three = Meeting("key", 2), Meeting("key", 3)
+    assert keys != {ChildMeeting.of_siblings(2).key}
+    two, three = ChildMeeting("key", 2), ChildMeeting("key", 3)
     assert len({two.address(b"a"), two.address(b"b"), three.address(b"a")}) == 3
 
 
