@@ -56,20 +56,26 @@ def value(found: dict[str, list[Any]], name: str, **labels: str) -> float:
 
 
 def differing_ranks(found: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    """Where rank 1, which moves the same pages with heads of its own, says otherwise than rank 0.
+    """Where rank 1, which moves the same pages with heads of its own, says otherwise than rank 0; and where a rank has
+    begun restores of which it does not say how they ended.
 
     From which tier a page came is each rank's own: what one has still in memory may have left the other's by a moment.
-    So is how a restore ended: by the time at which both compute on, all may have come to one, and not yet to the other.
+    So is whether there is anything to wait for, when the first page of a prompt is still on its way down.
     """
-    wrong = []
-    for name in ("hits_total", "restores_total"):
-        of_ranks = [
-            sum(sample.value for sample in found[f"swift_tiers_{name}"] if sample.labels["tp_rank"] == rank)
-            for rank in ("0", "1")
-        ]
-        if of_ranks[0] != of_ranks[1]:
-            wrong.append((name, *of_ranks))
+    wrong: list[tuple[Any, ...]] = []
+    of_ranks = [total(found, "hits_total", rank) for rank in ("0", "1")]
+    if of_ranks[0] != of_ranks[1]:
+        wrong.append(("hits_total", *of_ranks))
+    for rank in ("0", "1"):
+        begun, ended = (total(found, name, rank) for name in ("restores_started_total", "restores_total"))
+        if begun != ended or not ended:
+            wrong.append(("restores_total", rank, begun, ended))
     return wrong
+
+
+def total(found: dict[str, list[Any]], name: str, rank: str) -> float:
+    """Over all labels but the rank."""
+    return sum(sample.value for sample in found[f"swift_tiers_{name}"] if sample.labels["tp_rank"] == rank)
 
 
 def differences(found: dict[str, list[Any]], state: Any) -> list[tuple[Any, ...]]:
