@@ -146,6 +146,17 @@ def begun(bench: Bench) -> Any:
     return restore
 
 
+def being_copied(bench: Bench) -> Any:
+    """As `begun`, and all that has landed is being copied to the device, which has taken it."""
+    restorer, restore = bench.stack.restorer, begun(bench)
+    restorer.copies(restore, 1, SLOTS)
+    step = restorer.step(restore, 1)
+    assert step == (1 + SLOTS, 1 + SLOTS)
+    restorer.take(restore, step)
+    bench.runner.sleep(0.01)
+    return restore
+
+
 def test_it_is_promised_only_what_has_landed_and_one_page_less_before_it_begins() -> None:
     def test(bench: Bench) -> None:
         restorer = bench.stack.restorer
@@ -164,12 +175,7 @@ def test_it_is_promised_only_what_has_landed_and_one_page_less_before_it_begins(
 
 def test_slots_come_back_when_the_copy_has_ended_and_not_before() -> None:
     def test(bench: Bench) -> None:
-        restorer, restore = bench.stack.restorer, begun(bench)
-        restorer.copies(restore, 1, SLOTS)
-        step = restorer.step(restore, 1)
-        assert step == (1 + SLOTS, 1 + SLOTS)
-        restorer.take(restore, step)
-        bench.runner.sleep(0.01)
+        restorer, restore = bench.stack.restorer, being_copied(bench)
         assert bench.peer.landings == 1 + SLOTS, "others landed where it is being copied from"
         restorer.copied(restore, 1, SLOTS)
         until(bench, lambda: bench.peer.landings == 1 + 2 * SLOTS)
@@ -182,9 +188,7 @@ def test_slots_come_back_when_the_copy_has_ended_and_not_before() -> None:
 
 def test_a_copy_that_was_withdrawn_gives_nothing_back_before_its_request_ends() -> None:
     def test(bench: Bench) -> None:
-        restorer, restore = bench.stack.restorer, begun(bench)
-        restorer.copies(restore, 1, SLOTS)
-        restorer.take(restore, restorer.step(restore, 1))
+        restorer, restore = bench.stack.restorer, being_copied(bench)
         restorer.copied(restore, 1, 0)
         bench.runner.sleep(0.01)
         assert (bench.peer.landings, bench.peer.used_slots) == (1 + SLOTS, SLOTS)

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.landing_server import PAGE, SLOTS, Copies, arguments, landing_pool, lent_alone, prompt, quiet
+from support.landing_server import PAGE, SLOTS, Copies, arguments, landing_pool, lent_alone, quiet
 from support.scheduler_process import SchedulerProcess
+from support.slow_link import abort_one, extends, nothing_left, prompt
 
 LIMIT = 60.0
 
@@ -22,14 +23,7 @@ LIMIT = 60.0
 
 def steps(s, until=lambda: False) -> list[tuple[int, int]]:
     """Until all is done: (prefix, extend) of each forward over prompts."""
-    log, limit = [], time.monotonic() + LIMIT
-    while time.monotonic() < limit:
-        batch = s.step()
-        if batch is not None and batch.forward_mode.is_extend():
-            log += list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
-        if until() or (batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None):
-            return log
-    raise AssertionError(f"not done: {log[-5:]}")
+    return extends(s, None, 0, until, LIMIT)
 
 
 def comes_whole(s):
@@ -150,8 +144,6 @@ def in_any_order_of_two_ranks(s, seed):
 
 def in_any_order(s, seed):
     """Requests with common prefixes, aborts, copies that fail, leases that end: answers are right, nothing is kept."""
-    from sglang.srt.managers.io_struct import AbortReq
-
     dice, peer = random.Random(seed), landing_pool(s)
     shared = prompt(900 + seed, 480)
     questions = [
@@ -165,17 +157,14 @@ def in_any_order(s, seed):
         if len(reqs) < len(questions) and dice.random() < 0.1:
             reqs.append(s.add(questions[len(reqs)], rid=f"any-{seed}-{len(reqs)}"))
         if dice.random() < 0.01 and reqs:
-            lost.add(dice.choice(reqs).rid)
-            for rid in lost:
-                s.scheduler.abort_request(AbortReq(rid=rid))
+            abort_one(s, dice, reqs, lost)
         if dice.random() < 0.003:
             Copies.fails = 1
         if dice.random() < 0.003 and (leases := peer.lease_slots()):
             peer.end(leases[0].key)
             peer.lend(2000)
         batch = s.step()
-        idle = batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
-        if len(reqs) == len(questions) and idle:
+        if len(reqs) == len(questions) and nothing_left(s, batch):
             break
     else:
         raise AssertionError("not done")

@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, in_memory, prompt, quiet, to_ssd, told_the_same, verified_beside
+from support.slow_link import (
+    Link,
+    abort_one,
+    extends,
+    in_memory,
+    nothing_left,
+    prompt,
+    quiet,
+    to_ssd,
+    told_the_same,
+    verified_beside,
+)
 
 PAGE, LAYERS = 16, 6
 LENGTH = 500  # of a prompt: 31 whole pages, in one forward
@@ -362,8 +373,6 @@ def no_room(s):
 
 def any_order(s, seed):
     """Several requests, pages that arrive and fail between any two layers, ranks that have copied less."""
-    from sglang.srt.managers.io_struct import AbortReq
-
     from swift_tiers.sglang_ext.way.layer_wise import Copying, LayerWise
 
     dice = random.Random(seed)
@@ -397,12 +406,9 @@ def any_order(s, seed):
                 if dice.random() < 0.3:
                     link.deliver(dice.randrange(1, 20))
                 if dice.random() < 0.01 and reqs:
-                    aborted.add(dice.choice(reqs).rid)
-                    for rid in aborted:
-                        s.scheduler.abort_request(AbortReq(rid=rid))
+                    abort_one(s, dice, reqs, aborted)
                 batch = s.step()
-                idle = batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
-                if len(reqs) == len(questions) and idle:
+                if len(reqs) == len(questions) and nothing_left(s, batch):
                     break
             else:
                 raise AssertionError("not done")

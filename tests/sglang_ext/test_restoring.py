@@ -11,7 +11,17 @@ import time
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, prompt, quiet, to_ssd, token_wise, told_the_same
+from support.slow_link import (
+    Link,
+    abort_one,
+    extends,
+    nothing_left,
+    prompt,
+    quiet,
+    to_ssd,
+    token_wise,
+    told_the_same,
+)
 
 PAGE = 16
 CHUNK = 64
@@ -278,18 +288,16 @@ def with_another_rank(s, dice):
 
 def any_order(s, seed, ranks=1):
     """Several requests, pages that arrive and fail in any order, requests that end early: the answers stay."""
-    from sglang.srt.managers.io_struct import AbortReq
-
     dice = random.Random(seed)
     if ranks > 1:
         with_another_rank(s, dice)
     try:
-        return in_any_order(s, seed, dice, AbortReq)
+        return in_any_order(s, seed, dice)
     finally:
         s.cache.linker.__dict__.pop("agree", None)
 
 
-def in_any_order(s, seed, dice, AbortReq):
+def in_any_order(s, seed, dice):
     shared = prompt(900 + seed, 480)
     questions = [
         [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 900))]
@@ -308,12 +316,9 @@ def in_any_order(s, seed, dice, AbortReq):
             if dice.random() < 0.03:
                 link.fail(1)
             if dice.random() < 0.004 and reqs:
-                aborted.add(dice.choice(reqs).rid)
-                for rid in aborted:
-                    s.scheduler.abort_request(AbortReq(rid=rid))
+                abort_one(s, dice, reqs, aborted)
             batch = s.step()
-            idle = batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
-            if len(reqs) == len(questions) and idle:
+            if len(reqs) == len(questions) and nothing_left(s, batch):
                 break
         else:
             raise AssertionError("not done")

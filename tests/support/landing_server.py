@@ -5,32 +5,21 @@ The functions that take a `StepScheduler` run in the scheduler's process.
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from support import slow_link
+
 PAGE, CHUNK, SLOTS, LEASE = 16, 64, 8, 2000
 
 
 def arguments(folders: Any, tokens: int = 4096) -> list[str]:
     """SGLang's, for a tiny model. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool."""
-    from swift_tiers.ops.base.model import tiny_model
-
-    config = {
-        "host": {"size": "8MiB"},
-        "policy": {"restore_deadline": "60s"},
-        "restore": {"chunk": CHUNK, "behind": 1000.0},
-        "bus": {"enabled": False},
-    }
-    return [
-        "--model-path", str(tiny_model(folders.mktemp("model"))), "--dtype", "float32", "--page-size", str(PAGE),
-        "--max-total-tokens", str(tokens), "--max-running-requests", "8", "--chunked-prefill-size", "512",
-        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
-    ]  # fmt: skip
+    config = {"restore": {"chunk": CHUNK, "behind": 1000.0}}
+    return slow_link.tiny_server(folders, config, page=PAGE, tokens=tokens)
 
 
 def prepare() -> None:
@@ -126,8 +115,6 @@ def lent_alone(s: Any, *prompts: list[int]) -> list[list[int]]:
 
 def quiet(s: Any) -> None:
     """Nothing is kept for anybody."""
-    from swift_tiers.radix_tiering.table.rules import check_rules
-
     s.settle()
     stack = s.linker.stack
     peer, table = stack.tiers["peer"], stack.table
@@ -137,14 +124,6 @@ def quiet(s: Any) -> None:
         assert stack.movers["peer"].wait_idle(60)
         assert stack.parts["peer"].wait_saved(60)
     assert stack.errands.wait_idle(60)
-    assert not s.linker.requests, "requests leaked"
+    slow_link.quiet(s)
     assert not s.linker._running, "loads leaked"
-    with table.lock:
-        check_rules(table)
-        assert table.pinned_pages == 0, "pins leaked"
     assert peer.used_slots == 0, "landing memory leaked"
-
-
-def prompt(seed: int, tokens: int = 1000) -> list[int]:
-    """A prompt that no other seed's shares a prefix with."""
-    return random.Random(seed).choices(range(1, 250), k=tokens)

@@ -23,15 +23,21 @@ PATIENCE, RUN_SECONDS = 60.0, 270.0
 def token_wise(folders: Any, *, page: int, tokens: int, chunk: int) -> list[str]:
     """SGLang's arguments for a tiny model whose prefixes are computed from the front while they are loaded from the
     back. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool."""
+    config = {
+        "ssd": {"directories": [str(folders.mktemp("ssd"))], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
+        "restore": {"strategy": "token-wise", "chunk": chunk},
+    }
+    return tiny_server(folders, config, page=page, tokens=tokens)
+
+
+def tiny_server(folders: Any, config: dict[str, Any], *, page: int, tokens: int) -> list[str]:
+    """SGLang's arguments for a tiny model with tiers. `folders`: pytest's `tmp_path_factory`; `config`: of them, beyond
+    a little host memory; `tokens`: of the device's pool."""
     from swift_tiers.ops.base.model import tiny_model
 
     config = {
-        "host": {"size": "8MiB"},
-        "ssd": {"directories": [str(folders.mktemp("ssd"))], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
-        "policy": {"restore_deadline": "60s"},
-        "restore": {"strategy": "token-wise", "chunk": chunk},
-        "bus": {"enabled": False},
-    }
+        "host": {"size": "8MiB"}, "policy": {"restore_deadline": "60s"}, "bus": {"enabled": False}, **config,
+    }  # fmt: skip
     return [
         "--model-path", str(tiny_model(folders.mktemp("model"))), "--dtype", "float32", "--page-size", str(page),
         "--max-total-tokens", str(tokens), "--max-running-requests", "8", "--chunked-prefill-size", "512",
@@ -133,19 +139,35 @@ class Link:
         return len(now)
 
 
-def extends(s, link: Link | None, pages_a_step: int, until=lambda: False) -> list[tuple[int, int]]:
+def extends(
+    s, link: Link | None, pages_a_step: int, until=lambda: False, seconds: float = RUN_SECONDS
+) -> list[tuple[int, int]]:
     """Run to the end, with so many pages arriving at each step: (prefix, extend) of each forward over prompts."""
     log = []
-    limit = time.monotonic() + RUN_SECONDS
+    limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if link is not None:
             link.deliver(pages_a_step)
         batch = s.step()
         if batch is not None and batch.forward_mode.is_extend():
             log += list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
-        if until() or (batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None):
+        if until() or nothing_left(s, batch):
             return log
-    raise AssertionError(f"not done after {RUN_SECONDS:g} s: {log[-5:]}")
+    raise AssertionError(f"not done after {seconds:g} s: {log[-5:]}")
+
+
+def nothing_left(s, batch) -> bool:
+    """Whether nobody waits or is computed, after the step that made `batch`."""
+    return batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
+
+
+def abort_one(s, dice: random.Random, reqs, aborted: set[str]) -> None:
+    """Abort one of them, and again those that were: SGLang may not have come to them."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    aborted.add(dice.choice(reqs).rid)
+    for rid in aborted:
+        s.scheduler.abort_request(AbortReq(rid=rid))
 
 
 def told_the_same(s, questions, reqs, answers, aborted: set[str]) -> None:

@@ -266,12 +266,12 @@ def _run(rig: Rig, lengths: Sequence[int], options: argparse.Namespace) -> int:
 
 def _store(rig: Rig, prompt: list[int]) -> int:
     """Bring the pages of `prompt` to the source; the bytes of its prefix there."""
-    source = rig.source
+    source, together = rig.source, rig.together
     rig.rate(2**36)
     rig.strategy("recompute")
     before = rig.state()["links"][source.link]
     rig.ask(prompt)
-    pages = len(prompt) // PAGE_TOKENS // rig.together * rig.together
+    pages = len(prompt) // PAGE_TOKENS // together * together
     limit = time.monotonic() + 60
     while (link := rig.state()["links"][source.link])["pages"] < before["pages"] + pages:
         if time.monotonic() > limit:

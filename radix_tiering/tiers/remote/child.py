@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from .engine import Driver, EngineJob, OpenDriver, Verb
-from .messages import MOST_BYTES, Begin, Failed, JobDone, LetIn, Ready, peer_user
+from .messages import MOST_BYTES, Begin, Failed, JobDone, LetIn, Ready, peer_user, widen
 
 PR_SET_PDEATHSIG = 1
 #: How long one that connects may take to say what it wants, seconds.
@@ -95,8 +95,7 @@ class _Child:
     def _why_not(self, connection: socket.socket) -> str:
         if peer_user(connection) != os.getuid():
             return "it is another user's"
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
+        widen(connection)
         if connection.recv(MOST_BYTES) != self._begin:
             return "the engine was begun with something else"
         return "" if len(self._ranks) < self._places else f"its {self._places} places are taken"

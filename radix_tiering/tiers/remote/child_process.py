@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from .messages import MOST_BYTES, Begin, FromChild, LetIn, peer_user
+from .messages import MOST_BYTES, Begin, FromChild, LetIn, peer_user, widen
 
 #: How long a process that was killed is waited for, seconds: a guard, the kernel takes no longer.
 KILL_SECONDS = 10.0
@@ -66,11 +66,6 @@ def closed_on_error(connection: socket.socket) -> Iterator[None]:
         raise
 
 
-def _widen(connection: socket.socket) -> None:
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
-
-
 class OwnProcess:
     """Begun by this one, and ends with it."""
 
@@ -85,8 +80,8 @@ class OwnProcess:
             self.memory = _slots(memory, begin, size, 0)
             self.connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with other, closed_on_error(self.connection):
-                _widen(self.connection)
-                _widen(other)
+                widen(self.connection)
+                widen(other)
                 passed = [other.fileno(), memory, *([listener.fileno()] if listener is not None else [])]
                 words = [os.getpid(), places, *passed]
                 self._process = subprocess.Popen(
@@ -126,7 +121,7 @@ class MetProcess:
         """`begin`: a `Begin`, encoded. Raises OSError where nobody listens at `address`, or lets this one in."""
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closed_on_error(self.connection):
-            _widen(self.connection)
+            widen(self.connection)
             self.connection.settimeout(MEET_SECONDS)
             self.connection.connect(address)
             if peer_user(self.connection) != os.getuid():

@@ -55,3 +55,9 @@ def peer_user(connection: socket.socket) -> int:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     user: int = struct.unpack("3i", raw)[1]
     return user
+
+
+def widen(connection: socket.socket) -> None:
+    """Let it take the largest message, either way."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
