@@ -85,7 +85,7 @@ FOUND = [
     Defect("requests that are over keep their pins", Restorer, "_give_back",
            "self._table.unpin_all(some)", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",
-           "if self._table.settle(page) and not page.dropped:", "if False:"),
+           "if lies and self._table.settle(page) and not page.dropped:", "if False:"),
     Defect("what there is room for after a write is not begun", AnswerBatch, "__exit__", "begin()", "pass"),
     Defect("the lock of what comes in is missing", Intake, "begin", "with self._table.lock:", "if True:", fine=True),
     # tiers/ssd
@@ -93,7 +93,7 @@ FOUND = [
     Defect("commands that nobody is told of", IoThread, "post", "self._wake.notify_all()", "pass"),
     Defect("a write that is done counts as one under way", IoThread, "_end_all",
            "self._write_over(transfer)", "pass"),
-    Defect("a write that failed is reported as done", IoThread, "_end", "if transfer.failed:", "if False:"),
+    Defect("a write that failed is reported as done", IoThread, "_end", "if transfer.failed:", "if False:", seed=156),
     Defect("the slots of a failed write are not free", IoThread, "_end",
            "self._allocator.give_back_taken(transfer.placement)", "pass"),
     Defect("a read that failed is reported as done", IoThread, "_failed",

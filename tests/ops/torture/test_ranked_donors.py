@@ -78,8 +78,8 @@ def test_defects_of_lending_together_are_found(defect: Defect) -> None:
     assert first_failure(defect, ("ranked",), MOST) is not None
 
 
-@pytest.mark.parametrize("defect", NOT_FOUND_IN_RANK_LENDING, ids=lambda defect: defect.name)
-def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
+@pytest.mark.parametrize("defect", [*IN_RANK_LENDING, *NOT_FOUND_IN_RANK_LENDING], ids=lambda defect: defect.name)
+def test_every_defect_can_be_put_in(defect: Defect) -> None:
     """The table follows the engine."""
     with put_in(defect):
         pass
