@@ -4,7 +4,7 @@
     ./swift test [PYTEST ARGS]   format check, lint, type check, then the test suite
     ./swift test --all           the same with every variant and every random example
     ./swift setup                only prepare `.venv`
-    ./swift setup --remote       the same, and put Mooncake Store there, for the tests that drive it
+    ./swift setup --remote       the same, and put Mooncake Store and NIXL there, for the tests that drive them
     ./swift python ARGS          python of the project's environment
     ./swift X ARGS               `swift-tiers X ARGS` in the project's environment
 
