@@ -49,7 +49,8 @@ class Member:
     """A request of the batch."""
 
     __slots__ = (
-        "compute_seconds", "computing_since", "flight", "forward", "latency_seconds", "passed_over", "unit_seconds",
+        "compute_seconds", "computing_since", "flight", "forward", "granule", "latency_seconds", "passed_over", "start",
+        "unit_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -59,8 +60,12 @@ class Member:
         unit_seconds: Callable[[str], float | None],
         forward: Forward | None,
         latency_seconds: Callable[[str], float],
+        granule: Callable[[str], int],
+        start: int,
     ) -> None:
         self.flight = flight
+        self.start = start
+        self.granule = granule
         self.latency_seconds = latency_seconds
         self.forward = forward
         if forward is None and compute_seconds is not None:
@@ -78,6 +83,26 @@ class Member:
             return float(absent)
         first, end = self.flight.absent_span
         return self.compute_seconds(first, end) * absent / (end - first)
+
+    def begins(self, source: str, unit: int) -> int:
+        """The first of the units that come with this one from `source`; below 0 where that is before the request's."""
+        return unit - (self.start + unit) % self.granule(source)
+
+    def beside(self, unit: int) -> tuple[str, float]:
+        """Of what is loaded from this unit on: its source, and the seconds for what comes along that is not wanted."""
+        source = self.flight.source(unit) if unit < len(self.flight) else None
+        if source is None or self.flight[unit] is not Unit.ABSENT:
+            return "", 0.0
+        return source, (unit - self.begins(source, unit)) * (self.unit_seconds(source) or 0.0)
+
+    def next_load(self, source: str, most: int) -> range:
+        """As `Flight.next_load`, in whole granules, where that leaves any."""
+        units = self.flight.next_load(source, most)
+        return units if units.start < self.flight.lead else self._whole(units, source) or units
+
+    def _whole(self, units: range, source: str) -> range:
+        """Without those at the start that come with others before them."""
+        return units[-(self.start + units.start) % self.granule(source) :]
 
     def _computed_in(self, left: Callable[[str], float], now: float) -> Callable[[int], float]:
         """In how many seconds a unit before which nothing more arrives is computed: by a forward of its own behind the
@@ -101,7 +126,8 @@ class Member:
         each = None if source is None else self.unit_seconds(source)
         if source is None or each is None:
             return math.inf
-        return max(left(source), self.latency_seconds(source)) + each * self.flight.absent_from(source, unit)
+        units = self.flight.absent_from(source, max(0, self.begins(source, unit)))
+        return max(left(source), self.latency_seconds(source)) + each * units
 
     def _fewest(self, units: range, left: Callable[[str], float], sooner_than: Callable[[int], float]) -> int:
         """How many units, of which these are the last, have to come for it to be sooner: what lies alone between units
@@ -123,11 +149,17 @@ class Member:
             return units
         sooner_than = self._computed_in(left, now)
         before = max(left(source), self.latency_seconds(source))
-        fewest = self._fewest(units, left, sooner_than)
-        if before + fewest * each >= sooner_than(max(self.flight.front, units.stop - fewest)):
+
+        def comes_sooner(first: int) -> bool:
+            """Whether the units from this one on, and what comes with it, are there before all of that is computed."""
+            behind = min(self.begins(source, first) + self.granule(source), units.stop)
+            arrives = before + (units.stop - self.begins(source, first)) * each
+            return arrives < sooner_than(max(self.flight.front, behind - 1))
+
+        if not comes_sooner(max(0, units.stop - self._fewest(units, left, sooner_than))):
             return range(0)
-        while units and before + len(units) * each >= sooner_than(units.start):
-            units = units[1:]
+        while units and not comes_sooner(units.start):
+            units = self._whole(units[1:], source)
         return units
 
 
@@ -165,16 +197,19 @@ class Batch(Generic[Request]):
         unit_seconds: Callable[[str], float | None] = lambda source: None,
         forward: Forward | None = None,
         latency_seconds: Callable[[str], float] = lambda source: 0.0,
+        granule: Callable[[str], int] = lambda source: 1,
+        start: int = 0,
     ) -> None:
         """`compute_seconds(a, b)`: what computing units `[a, b)` takes; `unit_seconds(source)`: what loading one among
         many takes, None where that is not known, and `latency_seconds(source)` until the first begins to come;
-        `forward`: what one forward takes, where that is another cost.
+        `forward`: what one forward takes, where that is another cost. `granule(source)`: units that come from it
+        together, the first of them at a multiple of that; `start`: the number of the first unit, so counted.
 
         Raises ValueError for a request that is here already.
         """
         if request in self._members:
             raise ValueError(f"request {request} is being restored already")
-        self._members[request] = Member(flight, compute_seconds, unit_seconds, forward, latency_seconds)
+        self._members[request] = Member(flight, compute_seconds, unit_seconds, forward, latency_seconds, granule, start)
 
     def remove(self, request: Request) -> None:
         """It is done, or was aborted. Unknown ones are left alone."""
@@ -279,7 +314,7 @@ class Batch(Generic[Request]):
                     return None
                 seconds[source] = seconds.get(source, one.latency_seconds(source)) + units * each
                 absent[source] = absent.get(source, 0) + units
-        left = [max(seconds.values(), default=0.0)]
+        left = [self._longest(seconds, *member.beside(step.jump))]
         for unit in range(step.jump, step.end):
             origin = member.flight.source(unit)
             if origin is not None and member.flight[unit] == Unit.ABSENT:
@@ -287,18 +322,25 @@ class Batch(Generic[Request]):
                 seconds[origin] -= member.unit_seconds(origin) or 0.0
                 if not absent[origin] and not self.under_way(origin):
                     seconds[origin] = 0.0
-            left.append(max(seconds.values(), default=0.0))
+            left.append(self._longest(seconds, *member.beside(unit + 1)))
         return left
+
+    @staticmethod
+    def _longest(seconds: Mapping[str, float], source: str, beside: float) -> float:
+        """The most of `seconds`, by source, one of which loads for so long what nobody wants."""
+        return max([*seconds.values(), seconds.get(source, 0.0) + beside])
 
     def _own_left(self, member: Member, step: Step) -> float:
         """Seconds until the sources have brought what `member` itself needs of them behind `step`."""
         flight, seconds = member.flight, 0.0
         loading = {flight.source(unit) for unit in range(step.end, len(flight)) if flight[unit] == Unit.LOADING}
         computed = [flight.source(unit) for unit in range(step.jump, step.end) if flight[unit] == Unit.ABSENT]
+        split, beside = member.beside(step.end)
         for source in {*flight.sources(), *loading}:
             assert source is not None, "what is on its way comes from somewhere"
             units = flight.absent_from(source) - computed.count(source)
             before = self._left(member, source) if source in loading else member.latency_seconds(source)
+            before += beside if source == split else 0.0
             if units or source in loading:
                 seconds = max(seconds, before + units * (member.unit_seconds(source) or 0.0))
         return seconds
@@ -311,7 +353,7 @@ class Batch(Generic[Request]):
         now = self._clock()
         waiting: dict[Request, range] = {}
         for request, member in self._members.items():
-            units = member.flight.next_load(source, most if room is None else min(most, room(request)))
+            units = member.next_load(source, most if room is None else min(most, room(request)))
             if units and (units := member.worth_loading(units, source, partial(self._left, member), now)):
                 waiting[request] = units
         if not waiting:
@@ -350,4 +392,5 @@ class Batch(Generic[Request]):
         if not units or each is None:
             return 0.0
         since, latency = self._flowing[source]
-        return max(latency + units * each - (self._clock() - since), (units - 1) * each)
+        next_ones = min(units, member.granule(source))
+        return max(latency + units * each - (self._clock() - since), (units - next_ones) * each)

@@ -163,6 +163,9 @@ class Tier(ABC):
     #: With `hints`: pages of one chain that are written and found together, one behind the other, as far as the page in
     #: a depth that is a multiple of this.
     together = 1
+    #: Pages that one read brings, whichever of them is asked for: those behind the last page in a depth that is a
+    #: multiple of this, up to the next one.
+    granule = 1
     #: Whether its places are numbers, from 0, of which it says the checksums; see `table.tier_copies.Keeper`.
     numbered = False
     #: Pages whose writes may be under way together.

@@ -155,6 +155,8 @@ class PageReads:
             self._planner.page_seconds,
             self._planner.forward(len(restore.prefix_keys), restore.behind),
             self._planner.latency_seconds,
+            lambda source: self._tiers[self._numbers[source] - HOST - 1].granule if source in self._numbers else 1,
+            len(restore.prefix_keys),
         )
 
     def nearest(self) -> NearestCopy:
@@ -183,8 +185,9 @@ class PageReads:
             return
         for source, channel in self._channels.items():
             window = self._window(source)
-            most = max(1, window // PICKS)
-            room = self._room(self._numbers[source], most)
+            number = self._numbers[source]
+            most = max(self._tiers[number - HOST - 1].granule, window // PICKS)
+            room = self._room(number, most)
             while self.batch.under_way(source) < window:
                 pick = self.batch.next_load(source, most, room)
                 if pick is None:

@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.tiers.remote import ObjectNames, ObjectShape
 from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineJob, EngineReady, Verb
-from swift_tiers.radix_tiering.tiers.remote.objects import ObjectHeader, parse_name, wrap
+from swift_tiers.radix_tiering.tiers.remote.objects import ObjectHeader, parse_name, unwrap, wrap
 
 _VERBS: tuple[Verb, ...] = ("exists", "get", "put")
 
@@ -30,13 +30,15 @@ class StoreModel:
         self.shape = shape
         self.bytes_per_second = bytes_per_second
         self.latency_seconds = latency_seconds
-        self.objects: set[str] = set()
+        self.objects: dict[str, tuple[bytes, ...]] = {}  # the keys of each one's pages, as outside of machines
         self._names = ObjectNames(shape)
 
     def hold(self, namespace: bytes, keys: Sequence[bytes]) -> None:
         """Other machines have put this sequence of pages there, from its beginning on: whole objects of it."""
-        ends = keys[self.shape.pages - 1 :: self.shape.pages]
-        self.objects.update(self._names.name(namespace, key) for key in ends)
+        pages, names = self.shape.pages, self._names
+        for end in range(pages, len(keys) + 1, pages):
+            held = tuple(map(names.key, keys[end - pages : end]))
+            self.objects[names.name(namespace, keys[end - 1])] = held
 
     def open(self, slots: int) -> Callable[[Callable[[EngineEvent], None]], StoreLine]:
         """An `OpenEngine`: this machine's line to it."""
@@ -90,7 +92,8 @@ class StoreLine:
     def _do(self, job: EngineJob) -> list[bool]:
         objects = self._store.objects
         if job.verb == "put":
-            objects.update(job.names)
+            for name, slot in zip(job.names, job.slots, strict=True):
+                objects[name] = self._keys(name, slot)
             return [True] * len(job.names)
         there = [name in objects for name in job.names]
         for name, slot, is_there in zip(job.names, job.slots, there, strict=False):
@@ -98,9 +101,15 @@ class StoreLine:
                 self._write(name, slot)
         return there
 
+    def _keys(self, name: str, slot: int) -> tuple[bytes, ...]:
+        """Of the object that lies in the slot."""
+        header = unwrap(self.memory[slot], self._store.shape, *parse_name(name))
+        assert isinstance(header, ObjectHeader), "what is put is an object"
+        return header.keys
+
     def _write(self, name: str, slot: int) -> None:
-        """What lies in the slot is this object from now on. Of one page, so that its name says its key."""
-        shape, (namespace, key) = self._store.shape, parse_name(name)
-        assert shape.pages == 1, "the keys of pages that are not the last ones are nobody's guess"
+        """What lies in the slot is this object from now on."""
+        keys, shape = self._store.objects[name], self._store.shape
+        header = ObjectHeader(parse_name(name)[0], len(keys), shape.page_bytes, keys, (self._digest,) * len(keys))
         self.memory[slot] = 0
-        wrap(self.memory[slot], ObjectHeader(namespace, 1, shape.page_bytes, (key,), (self._digest,)))
+        wrap(self.memory[slot], header)

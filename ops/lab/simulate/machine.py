@@ -69,6 +69,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     ssd_bytes: float = 0  # of all devices
     remote_bytes_per_second: float = 0
     remote_latency: float = 100e-6
+    remote_pages: int = 1  # of an object there
     copy_bytes_per_second: float  # between host memory and all GPUs
 
     @property
@@ -206,7 +207,7 @@ class ModelServer:
         blank = page_digest(host.page(0), unit)
         if machine.remote_bytes_per_second:
             speed = machine.remote_bytes_per_second / SMALLER
-            shape = ObjectShape(geometry.page_bytes, 1, 1)
+            shape = ObjectShape(geometry.page_bytes, machine.remote_pages, machine.remote_pages)
             store = StoreModel(runner, shape, speed, machine.remote_latency)
             tiers.append(
                 remote := RemoteTier(

@@ -96,6 +96,7 @@ class RemoteTier(Tier):
         stack has it. `events`: where lives of the engine are told."""
         self.shape = shape
         self.together = self.shape.run
+        self.granule = self.shape.pages
         self.writes_in_flight = 2 * self.shape.run
         self._config = config
         self._page_tokens = page_tokens
