@@ -5,6 +5,9 @@ token, and a part for each pair of a token with one before it, which is what att
 
     T_comp(s, s + n) = fixed + linear * n + quadratic * ((s + n)^2 - s^2)
 
+A forward over few tokens takes no less than reading the weights does, which on an accelerator is as long as some
+hundred tokens: `least`, where that is more.
+
 Loading `b` bytes from one source: its latency, and b / bandwidth. Sources work side by side.
 """
 
@@ -25,12 +28,19 @@ class ComputeCost(msgspec.Struct, frozen=True, kw_only=True):
     fixed_seconds: Amount  # of one forward, whatever its length
     token_seconds: Amount
     pair_seconds: Amount  # of (end^2 - start^2)
+    least_seconds: Amount = 0.0  # of one forward, however short it is; 0: not known to be more than what is fixed
 
     def seconds(self, start: int, end: int) -> float:
         """One forward over tokens `[start, end)`, all before them being there; 0 for none."""
+        return self.in_forwards(start, end, 1)
+
+    def in_forwards(self, start: int, end: int, forwards: int) -> float:
+        """So many forwards over tokens `[start, end)`, one after the other; 0: they join another one, which is made
+        longer by them."""
         if end <= start:
             return 0.0
-        return self.fixed_seconds + self.token_seconds * (end - start) + self.pair_seconds * (end**2 - start**2)
+        tokens = self.token_seconds * (end - start) + self.pair_seconds * (end**2 - start**2)
+        return max(self.fixed_seconds * forwards + tokens, self.least_seconds * forwards)
 
     def scaled(self, factor: float) -> ComputeCost:
         """The same device, `factor` times as slow."""
@@ -38,6 +48,7 @@ class ComputeCost(msgspec.Struct, frozen=True, kw_only=True):
             fixed_seconds=self.fixed_seconds * factor,
             token_seconds=self.token_seconds * factor,
             pair_seconds=self.pair_seconds * factor,
+            least_seconds=self.least_seconds * factor,
         )
 
 

@@ -17,6 +17,8 @@ from .cost import Amount, ComputeCost, SourceCost
 TIMING_ERROR = 0.02
 #: Loads of sizes that lie closer together than this factor do not tell latency from bandwidth.
 TELLING_SIZES = 2.0
+#: A forward over fewer tokens tells what one takes at least, not what chunks cost.
+SHORTEST_FORWARD = 32
 
 _Positive = Annotated[float, Meta(gt=0)]
 
@@ -49,11 +51,20 @@ def fit_compute(samples: Sequence[ComputeSample]) -> ComputeCost:
     """The cost that explains the samples best, in the sense of relative error, with no negative term.
 
     Relative, because samples span three orders of magnitude and a plan for a short prefix must be as good as one for a
-    long one. Where samples cannot tell terms apart, tokens are taken to be what costs. Raises ValueError without
-    samples, or if one of them took no time.
+    long one. Where samples cannot tell terms apart, tokens are taken to be what costs. The shortest forwards say what
+    one takes at least, and nothing else, where there are longer ones. Raises ValueError without samples, or if one of
+    them took no time.
     """
-    terms = _nonnegative_fit(_compute_rows(samples), [one.seconds for one in samples])
-    return ComputeCost(fixed_seconds=terms[1], token_seconds=terms[0], pair_seconds=terms[2])
+    long = [one for one in samples if not is_shortest(one)] or samples
+    terms = _nonnegative_fit(_compute_rows(long), [one.seconds for one in long])
+    least = min((one.seconds for one in samples if is_shortest(one)), default=0.0) if long is not samples else 0.0
+    return ComputeCost(fixed_seconds=terms[1], token_seconds=terms[0], pair_seconds=terms[2], least_seconds=least)
+
+
+def is_shortest(sample: ComputeSample) -> bool:
+    """Whether reading the weights is about all that it does: that costs less than what is fixed in a chunk's forward on
+    some devices, and more on others."""
+    return sample.forwards == 1 and sample.end - sample.start < SHORTEST_FORWARD
 
 
 def most_fixed_seconds(cost: ComputeCost, samples: Sequence[ComputeSample]) -> float:

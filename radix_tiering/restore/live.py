@@ -21,15 +21,15 @@ from .fitting import (
     LoadSample,
     fit_compute,
     fit_source,
+    is_shortest,
     most_fixed_seconds,
 )
 
 #: Forwards to have seen before the cost of computing is known, the longest of them so many times the shortest.
 ENOUGH_FORWARDS = 6
 LENGTHS_APART = 4
-#: Forwards over fewer tokens teach nothing: reading the weights is all that they do, which costs less than what is
-#: fixed in a chunk's forward on some devices, and more on others.
-SHORTEST_FORWARD = 32
+#: Of the newest shortest forwards, the quickest one tells what a forward takes at least.
+SHORTEST_KEPT = 8
 #: Loads to have seen of a source.
 ENOUGH_LOADS = 3
 #: Samples between two fits of a cost that is known; between the first ones fewer, half as many as there are.
@@ -216,13 +216,26 @@ class _FollowingCompute(_Following[ComputeCost, ComputeSample]):
     def __init__(self, profile: ComputeCost | None) -> None:
         super().__init__(profile, fit=_learn_compute, estimate=lambda cost, one: cost.seconds(one.start, one.end))
         self._most_fixed = 0.0 if profile is None else profile.fixed_seconds
+        self._shortest: deque[float] = deque(maxlen=SHORTEST_KEPT)  # what the newest of them took
+
+    def shortest(self, seconds: float) -> None:
+        """One of the shortest forwards took so long."""
+        self._shortest.append(seconds)
+
+    def cost(self) -> ComputeCost | None:
+        cost = super().cost()
+        return cost if cost is None else self._at_least(cost)
 
     def at_worst(self) -> ComputeCost | None:
         """With as large a fixed part as the fit leaves open, and longer by as much as forwards vary."""
         if self._cost is None:
             return None
         cost = msgspec.structs.replace(self._cost, fixed_seconds=self._most_fixed)
-        return cost.scaled(self.factor * self._correction.spread)
+        return self._at_least(cost.scaled(self.factor * self._correction.spread))
+
+    def _at_least(self, cost: ComputeCost) -> ComputeCost:
+        """As seen just now, and corrected by nothing, where any of the shortest forwards was seen."""
+        return msgspec.structs.replace(cost, least_seconds=min(self._shortest)) if self._shortest else cost
 
     def _fitted_to(self, cost: ComputeCost, samples: Sequence[ComputeSample]) -> None:
         self._most_fixed = most_fixed_seconds(cost, samples)
@@ -307,14 +320,17 @@ class LiveCosts:
             return {name: part.factor for name, part in parts.items() if part.cost() is not None}
 
     def computed(self, start: int, end: int, seconds: float) -> None:
-        """One forward over tokens `[start, end)` of one prompt took `seconds`. Nonsense is left out, and what is too
-        short to tell what chunks cost."""
-        if not (0 <= start <= end - SHORTEST_FORWARD and 0 < seconds < math.inf):
+        """One forward over tokens `[start, end)` of one prompt took `seconds`. Nonsense is left out."""
+        if not (0 <= start < end and 0 < seconds < math.inf):
             return
+        sample = ComputeSample(start, end, seconds)
         # Lengths and starts of one power of two are of a kind.
         kind = ((end - start).bit_length(), start.bit_length())
         with self._lock:
-            self._compute.observe(kind, ComputeSample(start, end, seconds))
+            if is_shortest(sample):
+                self._compute.shortest(seconds)
+            else:
+                self._compute.observe(kind, sample)
             self._known = None
 
     def loaded(self, source: str, nbytes: int, seconds: float) -> None:

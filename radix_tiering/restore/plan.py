@@ -338,7 +338,7 @@ def _compute_seconds(
     chunks = np.ceil(lengths / chunk_tokens)
     pairs = (start + lead + lengths) ** 2 - (start + lead) ** 2
     result: np.ndarray = cost.fixed_seconds * chunks + cost.token_seconds * lengths + cost.pair_seconds * pairs
-    return result
+    return np.maximum(result, cost.least_seconds * chunks)
 
 
 def forwards_behind(behind: int, room: int, forward_tokens: int) -> int:
@@ -349,9 +349,7 @@ def forwards_behind(behind: int, room: int, forward_tokens: int) -> int:
 def _behind_seconds(prefix: Prefix, costs: CostModel, room: int, forward_tokens: int) -> float:
     """Seconds for the tokens behind the prefix, `room` of which join its last forward."""
     cost, end = costs.compute, prefix.start + prefix.tokens
-    forwards = forwards_behind(prefix.behind, room, forward_tokens)
-    joined = cost.seconds(end, end + prefix.behind) - cost.fixed_seconds if prefix.behind else 0.0
-    return joined + cost.fixed_seconds * forwards
+    return cost.in_forwards(end, end + prefix.behind, forwards_behind(prefix.behind, room, forward_tokens))
 
 
 def _load_seconds(

@@ -243,8 +243,12 @@ class Planner:
 
         def joined(pages: int) -> float:
             longest = self.forward_tokens or pages * self._page_tokens + behind
-            apart = forwards_behind(behind, 0, longest)
-            return cost.fixed_seconds * (apart - forwards_behind(behind, longest - pages * self._page_tokens, longest))
+            end = start * self._page_tokens  # or further back, which makes both dearer alike
+            apart, beside = (
+                cost.in_forwards(end, end + behind, forwards_behind(behind, room, longest))
+                for room in (0, longest - pages * self._page_tokens)
+            )
+            return apart - beside
 
         return Forward(self._forward_seconds(cost, start), self._forward_seconds(worst, start), joined)
 

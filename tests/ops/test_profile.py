@@ -360,6 +360,7 @@ def shown(tmp_path: Path) -> str:
 def test_the_tables_say_costs_residuals_and_crossover(shown: str) -> None:
     assert "model on NVIDIA H200" in shown
     assert re.search(r"^compute +20 ms \+ 100 µs/token \+ 20 ns/pair +\d+ +0% +0%$", shown, re.MULTILINE)
+    assert re.search(r"^a forward +at least 21\.6 ms *$", shown, re.MULTILINE), "sixteen tokens"
     assert re.search(r"^ssd +3 ms \+ 476\.\d+MiB/s ", shown, re.MULTILINE)
     assert re.search(r"^ *8192 +\S+ s ", shown, re.MULTILINE)
     assert re.search(r"^ssd: token-wise no slower than layer-wise from \d+ tokens on$", shown, re.MULTILINE)

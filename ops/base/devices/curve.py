@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
-from swift_tiers.radix_tiering.restore.fitting import ComputeSample, fit_compute
+from swift_tiers.radix_tiering.restore.fitting import SHORTEST_FORWARD, ComputeSample, fit_compute
 
 from .hardware import USAGE, Gpu, Usage
 from .models import Model
@@ -103,11 +103,13 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return fit_compute(self._samples(chunk_tokens, longest))
 
     def _samples(self, chunk_tokens: int, longest: int) -> Sequence[ComputeSample]:
-        return [
-            ComputeSample(start, start + tokens, self.seconds(start, start + tokens))
+        spans = [
+            (start, tokens)
             for tokens in sorted({chunk_tokens // 4, chunk_tokens // 2, chunk_tokens, FORWARD_TOKENS})
             for start in (0, longest // 8, longest // 4, longest // 2, longest)
         ]
+        spans.append((0, SHORTEST_FORWARD // 2))
+        return [ComputeSample(start, start + tokens, self.seconds(start, start + tokens)) for start, tokens in spans]
 
 
 class Linear(msgspec.Struct, frozen=True):

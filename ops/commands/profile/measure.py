@@ -1,8 +1,9 @@
 """What is asked of the server, and the samples that come out of it.
 
 In each round a fresh random prefix is computed chunk by chunk, each chunk a prompt of its own behind what the device
-has: so each is one forward over `[start, start + chunk)`. Shorter and longer forwards follow at several starts. Then
-the prefix is loaded, in several lengths, from every source by turns: what lies above that source is flushed before.
+has: so each is one forward over `[start, start + chunk)`. Shorter and longer forwards follow at several starts, and
+one of a few tokens. Then the prefix is loaded, in several lengths, from every source by turns: what lies above that
+source is flushed before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
-from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample
+from swift_tiers.radix_tiering.restore.fitting import SHORTEST_FORWARD, ComputeSample, LoadSample
 
 from ...base.errors import CommandError
 from .session import ProfileSession
@@ -102,7 +103,9 @@ class Measurement:
         return prefix[: self.longest]
 
     def _parts(self, prefix: list[int]) -> None:
-        """Parts of a chunk behind prefixes of several lengths, and fresh prompts of several lengths."""
+        """Parts of a chunk behind prefixes of several lengths, and fresh prompts of several lengths, one of them so
+        short that it tells what a forward takes at least."""
+        self._compute(self._tokens(SHORTEST_FORWARD // 2))
         for start in _doublings(self._chunk, len(prefix), zero=True):
             for part in PARTS:
                 tokens = self._chunk // part

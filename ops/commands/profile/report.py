@@ -59,6 +59,8 @@ def _show_costs(profile: Profile, console: Console) -> None:
     for name, cost in costs.items():
         off = profile.residuals[name]
         table.add_row(name, cost, str(off.samples), f"{off.median:.0%}", f"{off.worst:.0%}")
+        if name == "compute" and compute.least_seconds:
+            table.add_row("a forward", f"at least {_seconds(compute.least_seconds)}")
     console.print(table)
 
 

@@ -18,6 +18,15 @@ def test_a_forward_costs_its_launch_its_tokens_and_their_pairs() -> None:
     assert COMPUTE.seconds(5, 5) == 0
 
 
+def test_a_short_forward_takes_no_less_than_reading_the_weights_does() -> None:
+    cost = ComputeCost(fixed_seconds=0.01, token_seconds=1e-4, pair_seconds=0.0, least_seconds=0.02)
+    assert cost.seconds(0, 1) == cost.seconds(5000, 5100) == 0.02
+    assert cost.seconds(0, 200) == pytest.approx(0.03)
+    assert cost.seconds(5, 5) == 0
+    assert cost.in_forwards(0, 200, 0) == pytest.approx(0.02), "what joins another one is its tokens alone"
+    assert cost.in_forwards(0, 200, 3) == pytest.approx(0.06)
+
+
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 4000), min_size=1, max_size=5))
 def test_in_pieces_only_the_launches_are_dearer(start: int, pieces: list[int]) -> None:
     at, total = start, 0.0

@@ -126,7 +126,7 @@ def test_residuals_are_relative() -> None:
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
-    for bad in ([], [ComputeSample(0, 10, 0.0)]):
+    for bad in ([], [ComputeSample(0, 10, 0.0)], [ComputeSample(0, 512, 0.0)]):
         with pytest.raises(ValueError, match="at least one sample"):
             fit_compute(bad)
     with pytest.raises(ValueError, match="at least one sample"):
@@ -135,3 +135,17 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit_source([LoadSample(0, 1.0)])
     with pytest.raises(ValueError, match="without samples"):
         compute_residuals(ComputeCost(fixed_seconds=1, token_seconds=0, pair_seconds=0), [])
+
+
+def test_the_shortest_forwards_say_what_one_takes_at_least_and_nothing_else() -> None:
+    """As on a GPU, which reads the weights for a token as long as for three hundred; and as on a CPU, where a forward
+    over one takes half of what is fixed in longer ones."""
+    true = ComputeCost(fixed_seconds=6e-3, token_seconds=3e-5, pair_seconds=1e-9)
+    long = [ComputeSample(0, tokens, true.seconds(0, tokens)) for tokens in (256, 512, 1024, 4096)]
+    for least in (11e-3, 3e-3):
+        found = fit_compute([*long, ComputeSample(0, 16, least), ComputeSample(64, 65, 1.2 * least)])
+        assert found.least_seconds == least
+        assert found.fixed_seconds == pytest.approx(true.fixed_seconds)
+        assert found.seconds(0, 1) == pytest.approx(max(least, true.seconds(0, 1)))
+    only = fit_compute([ComputeSample(0, tokens, 0.01) for tokens in (1, 8, 16)])
+    assert only.seconds(0, 16) == pytest.approx(0.01, rel=0.1), "where there are no others, they are all that is known"

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.restore import live as live_module
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.fitting import SHORTEST_FORWARD
 from swift_tiers.radix_tiering.restore.live import (
     ENOUGH_FORWARDS,
     ENOUGH_LOADS,
     MOST_TOGETHER,
     REFIT_EVERY,
-    SHORTEST_FORWARD,
+    SHORTEST_KEPT,
     Correction,
     LiveCosts,
     Reservoir,
@@ -246,6 +247,24 @@ def test_a_few_tokens_say_nothing_of_what_is_fixed_in_a_chunk() -> None:
         tokens = FIRST[number % len(FIRST)]
         live.computed(0, tokens, FIXED.seconds(0, tokens))
     assert compute_of(live).fixed_seconds == pytest.approx(FIXED.fixed_seconds, rel=0.02)
+    assert compute_of(live).seconds(0, 1) == pytest.approx(FIXED.seconds(0, 1), rel=0.02)
+
+
+@pytest.mark.parametrize("profile", [None, PROFILE])
+def test_what_a_forward_takes_at_least_follows_the_shortest_ones(profile: CostModel | None) -> None:
+    """As on a GPU, where reading the weights is more than what is fixed in a chunk's forward."""
+    live = learned(200) if profile is None else LiveCosts(profile)
+    before = compute_of(live)
+    slow = 50 * before.seconds(0, 1)
+    for seconds in (2 * slow, slow, 3 * slow):
+        live.computed(4000, 4001, seconds)
+    assert compute_of(live).seconds(0, 1) == slow
+    assert live.compute_at_worst is not None
+    assert live.compute_at_worst.seconds(0, 1) == slow
+    assert compute_of(live).seconds(0, 10**6) == before.seconds(0, 10**6)
+    for _ in range(SHORTEST_KEPT):
+        live.computed(4000, 4001, 2 * slow)
+    assert compute_of(live).seconds(0, 1) == 2 * slow, "it has become slower"
 
 
 @settings(max_examples=examples(40), deadline=None)
