@@ -115,7 +115,7 @@ SOME_ROWS: dict[str, Callable[[], list[list[Cell]]]] = {
 
 
 @pytest.mark.parametrize("stored", [remote_link.PREFIX, *remote_link.PREFIXES])
-def test_two_pointers_over_a_link_are_never_slower_than_the_better_pure_way(stored: remote_link.Stored) -> None:
+def test_two_pointers_over_a_link_are_never_slower_than_the_better_pure_way(stored: remote_link.StoredPrefix) -> None:
     for ratio, one in remote_link.measured(stored):
         assert one.of_better <= remote_link.BOUND, (ratio, one)
 

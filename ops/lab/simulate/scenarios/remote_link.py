@@ -23,7 +23,7 @@ RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
 BOUND = 1.05
 
 
-class Stored(NamedTuple):
+class StoredPrefix(NamedTuple):
     """How a prefix lies in the store."""
 
     tokens: int
@@ -33,8 +33,8 @@ class Stored(NamedTuple):
 
 #: Of one length; and of several in small pages, of which an object of 4 MiB holds as many as where eight ranks share
 #: the model: it takes as long to come as 224 tokens, or at a quarter of the speed as 896 take to compute.
-PREFIX = Stored(8_192)
-PREFIXES = tuple(Stored(tokens, page_tokens=16, object_pages=14) for tokens in (2_016, 4_032, 8_064))
+PREFIX = StoredPrefix(8_192)
+PREFIXES = tuple(StoredPrefix(tokens, page_tokens=16, object_pages=14) for tokens in (2_016, 4_032, 8_064))
 
 
 class LinkSeconds(NamedTuple):
@@ -49,7 +49,7 @@ class LinkSeconds(NamedTuple):
         return self.both / min(self.recompute, self.load)
 
 
-def machine(stored: Stored, bytes_per_second: float) -> Machine:
+def machine(stored: StoredPrefix, bytes_per_second: float) -> Machine:
     """One GPU, host memory, and the store."""
     gpu, model = GPUS[GPU], MODELS[MODEL]
     return Machine(
@@ -63,7 +63,7 @@ def machine(stored: Stored, bytes_per_second: float) -> Machine:
     )
 
 
-def first_token(stored: Stored, bytes_per_second: float, strategy: str) -> float:
+def first_token(stored: StoredPrefix, bytes_per_second: float, strategy: str) -> float:
     """Seconds of one request whose prefix another machine has put into the store."""
     tokens = stored.tokens + NEW
     call = Call(1.0, tokens, tuple(range(tokens // stored.page_tokens)), remote=stored.tokens // stored.page_tokens)
@@ -71,7 +71,7 @@ def first_token(stored: Stored, bytes_per_second: float, strategy: str) -> float
     return seconds
 
 
-def measured(stored: Stored) -> list[tuple[float, LinkSeconds]]:
+def measured(stored: StoredPrefix) -> list[tuple[float, LinkSeconds]]:
     """At links over which loading takes so many times as long as recomputing."""
     nbytes = stored.tokens * MODELS[MODEL].token_bytes
     recompute = first_token(stored, nbytes, "recompute")
