@@ -21,7 +21,7 @@ import yaml
 from swift_tiers.ops.base.remote_engine import WaitedEngine
 from swift_tiers.ops.commands.bench import remote
 from swift_tiers.ops.commands.bench.report import MISSED
-from swift_tiers.ops.commands.demo.store import GO_ON, HANG, LocalStore
+from swift_tiers.ops.commands.demo.store import LocalStore
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
@@ -183,7 +183,7 @@ def test_nodes_are_killed_and_come_back_empty(machines: Machines, in_time: None)
 def test_a_node_hangs(machines: Machines, in_time: None) -> None:
     chains = [machines.sent(f"node hangs {number}") for number in range(3)]
     for node in machines.store.nodes:
-        node.signal(HANG)
+        node.hang()
     try:
         assert get(machines.second.stack, chains[0]) == 0
         put(machines.first.stack, run_of("while nodes hang"))
@@ -191,7 +191,7 @@ def test_a_node_hangs(machines: Machines, in_time: None) -> None:
         assert get(machines.second.stack, chains[1]) == 0
     finally:
         for node in machines.store.nodes:
-            node.signal(GO_ON)
+            node.go_on()
     machines.heals("nodes go on")
     get(machines.second.stack, chains[2])
 
@@ -210,13 +210,13 @@ def test_the_master_is_killed_and_begins_anew(machines: Machines, in_time: None)
 @pytest.mark.exhaustive
 def test_the_master_hangs(machines: Machines, in_time: None) -> None:
     chains = [machines.sent(f"master hangs {number}") for number in range(2)]
-    machines.store.master.signal(HANG)
+    machines.store.master.hang()
     try:
         assert get(machines.second.stack, chains[0]) == 0
         assert get(machines.second.stack, chains[1]) == 0
         assert wait_for(lambda: machines.second.counts.breaker != "closed" or None, PATIENCE)
     finally:
-        machines.store.master.signal(GO_ON)
+        machines.store.master.go_on()
     machines.heals("the master goes on")
 
 

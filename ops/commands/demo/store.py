@@ -80,10 +80,17 @@ class StorePart(ABC):
                     detail=log_tail(self._log, LOG_LINES),
                 )
 
-    def signal(self, number: int) -> None:
-        """SIGSTOP hangs it, SIGCONT has it go on."""
+    def hang(self) -> None:
+        """Stop it; none of its threads runs any more when this returns."""
         assert self._process is not None, "it has been started"
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+        # On a busy machine its threads go on for a while after the signal, and answer.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
+    def go_on(self) -> None:
+        """After `hang`."""
+        assert self._process is not None, "it has been started"
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """As a machine dies that holds it. Idempotent."""
@@ -182,7 +189,3 @@ class LocalStore:
         """Idempotent."""
         for part in (*self.nodes, self.master):
             part.kill()
-
-
-#: Signals by which a part hangs, and goes on.
-HANG, GO_ON = signal.SIGSTOP, signal.SIGCONT
