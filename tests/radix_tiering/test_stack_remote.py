@@ -97,14 +97,15 @@ def test_what_one_server_computed_serves_another(machines: Machines) -> None:
 def test_what_arrived_is_gone_when_memory_is_emptied(machines: Machines) -> None:
     """Who flushes to measure, or for want of trust, does not meet in this process what was there before."""
     _, second, keys = machines.sent()
-    worker = second.tiers["remote"]._worker  # type: ignore[attr-defined]
+    slots = second.tiers["remote"]._worker.line.slots  # type: ignore[attr-defined]
     for durable in (False, True):
         assert get(second, keys) == 2 * RUN, "the store was not emptied"
-        assert worker._arrived
+        assert slots.holds
         asked = machines.asked("get")
         second.flush(memory=True, durable=durable)
         machines.runner.sleep(1.0)
-        assert len(worker._free) == len(worker._engine.memory)
+        assert not slots.holds
+        assert slots.unused == len(slots)
     assert get(second, keys) == 2 * RUN
     assert machines.asked("get") > asked
 
@@ -301,9 +302,9 @@ def test_an_engine_that_dies_or_is_late_behind_a_throttle_costs_no_slot(machines
     machines.fail("get", EngineFault.NONE)
     machines.runner.sleep(30.0)
     tier = second.tiers["remote"]
-    worker = tier._worker  # type: ignore[attr-defined]
-    assert not worker._held
-    assert len(worker._free) + len(worker._arrived) == len(worker._engine.memory)
+    line = tier._worker.line  # type: ignore[attr-defined]
+    assert not line._held
+    assert line.slots.unused == len(line.slots) > 0
 
 
 @on_machines

@@ -11,13 +11,13 @@ engine that was slow once would be left out for ever, since what nobody reads te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from ...base.page import KEY_BYTES, NAMESPACE_BYTES, page_digest
 from ..tier import ReadOutcome
 from .engine import Verb
+from .line import EngineLine
 from .objects import ObjectHeader, ObjectShape, blank, unwrap, wrap
 
 #: Reads of it that are told one after the other: as many loads as a cost is learnt from.
@@ -35,40 +35,20 @@ def probe_name(shape: ObjectShape) -> str:
     return f"st1-probe-{shape.page_bytes}-{shape.pages}"
 
 
-class Asks(Protocol):
-    """What asks the engine; see `RemoteWorker`."""
-
-    def ask(
-        self,
-        verb: Verb,
-        names: Sequence[str],
-        slots: Sequence[int],
-        until: float,
-        done: Callable[[Sequence[bool]], None],
-        late: Callable[[], None],
-    ) -> bool: ...
-
-    def take_slots(self, count: int) -> list[int]: ...
-
-    def free_slots(self, slots: Sequence[int]) -> None: ...
-
-    def slot(self, number: int) -> np.ndarray: ...
-
-
 class CostProbe:
     """Used by the tier's thread alone."""
 
     def __init__(
         self,
         shape: ObjectShape,
-        worker: Asks,
+        line: EngineLine,
         clock: Callable[[], float],
         told: Callable[[int, float], None],
         writes: bool,
     ) -> None:
         """`told(bytes, seconds)`: of each read; `writes`: whether the object may be written where it is missing."""
         self._shape = shape
-        self._worker = worker
+        self._line = line
         self._clock = clock
         self._told = told
         self._writes = writes
@@ -97,7 +77,7 @@ class CostProbe:
 
     def begin(self) -> None:
         """The engine answers, and it is due."""
-        slots = self._worker.take_slots(1)
+        slots = self._line.slots.take(1)
         if not slots:
             self._over(known=self._known)
             return
@@ -106,27 +86,27 @@ class CostProbe:
 
     def _get(self, slots: list[int], reads: int, writes: bool) -> None:
         """So many reads; `writes`: it may be written where it is not there."""
-        blank(self._worker.slot(slots[0]))
+        blank(self._line.slots[slots[0]])
         began = self._clock()
 
         def done(came: Sequence[bool]) -> None:
             if not came[0] and writes:
                 self._put(slots)
             elif not came[0] or not self._sound(slots[0]):
-                self._worker.free_slots(slots)
+                self._line.slots.give_back(slots)
                 self._over(known=self._known)
             else:
                 self._told(self._shape.pages * self._shape.page_bytes, self._clock() - began)
                 if reads > 1:
                     self._get(slots, reads - 1, False)
                 else:
-                    self._worker.free_slots(slots)
+                    self._line.slots.give_back(slots)
                     self._over(known=True)
 
         self._ask("get", slots, done)
 
     def _put(self, slots: list[int]) -> None:
-        memory, shape, digests = self._worker.slot(slots[0]), self._shape, []
+        memory, shape, digests = self._line.slots[slots[0]], self._shape, []
         for index in range(shape.pages):
             page = shape.page(memory, index)
             page[:] = np.arange(index, index + len(page)) % 251
@@ -137,19 +117,19 @@ class CostProbe:
             if taken[0]:
                 self._get(slots, READS, False)
             else:
-                self._worker.free_slots(slots)
+                self._line.slots.give_back(slots)
                 self._over(known=self._known)
 
         self._ask("put", slots, done)
 
     def _ask(self, verb: Verb, slots: list[int], done: Callable[[Sequence[bool]], None]) -> None:
         until = self._clock() + PROBE_SECONDS
-        if not self._worker.ask(verb, [probe_name(self._shape)], slots, until, done, lambda: self._over(self._known)):
-            self._worker.free_slots(slots)
+        if not self._line.ask(verb, [probe_name(self._shape)], slots, until, done, lambda: self._over(self._known)):
+            self._line.slots.give_back(slots)
             self._over(known=self._known)
 
     def _sound(self, slot: int) -> bool:
-        memory = self._worker.slot(slot)
+        memory = self._line.slots[slot]
         header = unwrap(memory, self._shape, _NAMESPACE, _KEY)
         return not isinstance(header, ReadOutcome) and all(
             page_digest(self._shape.page(memory, index)) == digest for index, digest in enumerate(header.digests)

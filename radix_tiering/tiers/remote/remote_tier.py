@@ -22,7 +22,8 @@ from ..tier import Chain, Read, Tier, Write
 from .breaker import BreakerState
 from .engine import OpenEngine
 from .objects import ObjectNames, ObjectShape
-from .worker import FORGET_ARRIVED, RemotePlace, RemoteWorker, RunSearch, WantedPage
+from .reads import RemotePlace, RunSearch, WantedPage
+from .worker import FORGET_ARRIVED, RemoteWorker
 
 #: Tokens of a run: what is asked for by one name.
 RUN_TOKENS = 512
@@ -147,8 +148,7 @@ class RemoteTier(Tier):
         return 0
 
     def takes(self, length: int) -> bool:
-        worker = self._worker
-        return self._writes and length <= self.shape.page_bytes and worker.ready and worker.breaker.closed
+        return self._writes and length <= self.shape.page_bytes and self._worker.line.open
 
     def reserve(self, lengths: Sequence[int]) -> list[Any]:
         return []
@@ -159,10 +159,9 @@ class RemoteTier(Tier):
     # ---- what it has ----
 
     def asks(self, depth: int, pages: int) -> bool:
-        run, worker = self.shape.run, self._worker
+        run = self.shape.run
         return (
-            worker.ready
-            and worker.breaker.closed
+            self._worker.line.open
             and (depth + pages) // run > depth // run
             and pages * self._page_tokens >= self._config.min_tokens
         )
@@ -198,7 +197,7 @@ class RemoteTier(Tier):
     def snapshot(self) -> RemoteSnapshot:
         """What has been counted, and how the engine is."""
         worker = self._worker
-        return RemoteSnapshot(ready=worker.ready, breaker=worker.breaker.state.value, **worker.counts)
+        return RemoteSnapshot(ready=worker.line.ready, breaker=worker.line.breaker.state.value, **worker.counts)
 
     def details(self) -> dict[str, Any]:
         said = self.snapshot()

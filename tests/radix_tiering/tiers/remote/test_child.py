@@ -20,7 +20,7 @@ from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier, child_process, worker
+from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier, child_process, line
 from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting
 from swift_tiers.radix_tiering.tiers.remote.engine import (
     EngineAnswer,
@@ -95,7 +95,7 @@ def test_what_one_child_wrote_another_reads_and_none_is_left(server: Callable[..
 def test_no_answer_late_and_no_byte_wrong_whatever_becomes_of_it(
     server: Callable[..., Server], tmp_path: Path, how: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "JOB_SECONDS", 2.0)
+    monkeypatch.setattr(line, "JOB_SECONDS", 2.0)
     first, second = server().wait_ready(), server().wait_ready()
     keys, others = run_of("a", 2), run_of("b", 2)
     for chains in (keys, others):

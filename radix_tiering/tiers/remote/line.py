@@ -1,0 +1,236 @@
+"""The line to the engine: its lives one after another, what it is asked, and how long an answer is waited for.
+
+    none --(its time)--> opening --(ready)--> asked --(gone, or stuck)--> none, for a while that is doubled each time
+
+A slot that the engine was given is the engine's until it says that it is done with it, or is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from ...base.token_bucket import TokenBucket
+from .arrivals import ArrivalMemory
+from .breaker import Breaker
+from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, OpenEngine, RemoteEngine, Verb
+from .objects import ObjectShape
+
+#: How long a job may take before the child is given up, seconds.
+JOB_SECONDS = 10.0
+#: How long an engine may take to be opened, and is left alone after it has gone, doubled each time; seconds.
+OPEN_SECONDS, FIRST_PAUSE, MOST_PAUSE = 120.0, 1.0, 60.0
+#: An object that nobody writes: whether it is there is asked to see whether anything is answered.
+TRIAL = "st1-trial"
+AWAY = "the engine is away"
+
+
+class LifeEvent(NamedTuple):
+    """What a life of the engine has told."""
+
+    life: int
+    event: EngineEvent
+
+
+class Emits(Protocol):
+    """Where lives of the engine are told."""
+
+    def __call__(self, event: str, **facts: object) -> None: ...
+
+
+class _Job(NamedTuple):
+    """What the engine was asked."""
+
+    slots: Sequence[int]
+    began: float
+    passes: float  # when its bytes may be there, by `remote.throttle`
+    until: float
+    done: Callable[[Sequence[bool]], None]  # what to do with the answer, if it comes in time; the slots are its
+    late: Callable[[], None]  # if it does not
+
+
+class EngineLine:
+    """Used by the tier's thread alone, but for `open` and `ready`, which any may ask."""
+
+    def __init__(
+        self,
+        shape: ObjectShape,
+        open_engine: OpenEngine,
+        *,
+        told: Callable[[LifeEvent], None],
+        ended: Callable[[str], None],
+        emit: Emits,
+        clock: Callable[[], float],
+        trial_seconds: float,
+        throttle: TokenBucket | None,
+    ) -> None:
+        """`told`: takes what a life tells, on any thread, to where `heard` is called. `ended`: told why, when a life
+        has ended and what it was asked is answered. `trial_seconds`: how soon an engine that did not answer has to
+        answer, to be asked again. `throttle`: what lets bytes through, both ways."""
+        self.ready = False  # the engine can be asked
+        self.breaker = Breaker()
+        self.slots = ArrivalMemory()
+        self.lives = 0  # that have begun
+        self.late = 0  # jobs that were not answered in time
+        self._shape = shape
+        self._open_engine = open_engine
+        self._told = told
+        self._ended = ended
+        self._emit = emit
+        self._clock = clock
+        self._trial_seconds = trial_seconds
+        self._throttle = throttle
+        self._engine: RemoteEngine | None = None
+        self._life = 0
+        self._pause = FIRST_PAUSE
+        self._opens_at = 0.0  # when the next life begins
+        self._open_until = 0.0  # by when it has to be ready
+        self._jobs: dict[int, _Job] = {}
+        self._late: dict[int, _Job] = {}  # that nobody waits for any more
+        self._held: list[EngineAnswer] = []  # whose bytes have not passed yet
+        self._number = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether all may be asked. Any thread."""
+        return self.ready and self.breaker.closed
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is an engine, ready or not."""
+        return self._engine is not None
+
+    def objects_within(self, seconds: float, most: int) -> int:
+        """Objects that come within so many seconds by `remote.throttle`: one at least, `most` at most."""
+        if self._throttle is None:
+            return most
+        return max(1, min(most, int(seconds * self._throttle.bytes_per_second / self._shape.stride)))
+
+    # ---- jobs ----
+
+    def ask(
+        self,
+        verb: Verb,
+        names: Sequence[str],
+        slots: Sequence[int],
+        until: float,
+        done: Callable[[Sequence[bool]], None],
+        late: Callable[[], None],
+    ) -> bool:
+        """Whether the engine has been asked: then one of the two follows."""
+        engine = self._engine
+        self._number += 1
+        if engine is None or not engine.ask(EngineJob(self._number, verb, names, slots)):
+            return False
+        now = passes = self._clock()
+        if self._throttle is not None:
+            for _ in slots:
+                passes = self._throttle.take(self._shape.stride, now)
+        self._jobs[self._number] = _Job(slots, now, passes, until, done, late)
+        return True
+
+    def heard(self, told: LifeEvent) -> None:
+        """What a life has told; one that has ended is not listened to."""
+        event = told.event
+        if told.life != self._life:
+            return
+        if isinstance(event, EngineReady):
+            self.ready, self._pause = True, FIRST_PAUSE
+            self._emit("remote.engine_ready", life=self._life)
+        elif isinstance(event, EngineGone):
+            self._lose(event.reason)
+        else:
+            self._answered(event)
+
+    def _answered(self, answer: EngineAnswer) -> None:
+        job = self._jobs.get(answer.number)
+        if job is not None and self._clock() < job.passes:
+            self._held.append(answer)
+        elif job is not None:
+            del self._jobs[answer.number]
+            if self.breaker.answered():
+                self._emit("remote.answers_again")
+            job.done(answer.done)
+        elif (job := self._late.pop(answer.number, None)) is not None:
+            self.slots.give_back(job.slots)
+
+    def look_at_the_time(self, now: float) -> None:
+        """Whose deadline is over is told so; what was held back has passed."""
+        for number, job in list(self._jobs.items()):
+            if now >= job.until:
+                self._late[number] = self._jobs.pop(number)
+                job.late()
+                self.late += 1
+                if self.breaker.missed(now):
+                    self._emit("remote.does_not_answer", seconds=round(now - job.began, 3))
+        held, self._held = self._held, []
+        for answer in held:
+            self._answered(answer)
+
+    # ---- lives ----
+
+    def go_on(self, now: float) -> None:
+        """End a life that is stuck, begin one, ask whether it answers again, as far as it is time for that."""
+        stuck = any(now >= job.began + JOB_SECONDS for job in self._late.values())
+        if stuck or (self.alive and not self.ready and now >= self._open_until):
+            self._lose("it does not answer, and is begun anew")
+        if not self.alive and now >= self._opens_at:
+            self._begin(now)
+        tries_at = self.breaker.tries_at
+        if self.ready and tries_at is not None and now >= tries_at:
+            self._try(now)
+
+    def due(self) -> list[float]:
+        """When there is something to do for `look_at_the_time` or `go_on`."""
+        due = [job.until for job in self._jobs.values()] + [job.began + JOB_SECONDS for job in self._late.values()]
+        due += [self._jobs[answer.number].passes for answer in self._held]
+        if not self.alive:
+            due.append(self._opens_at)
+        elif not self.ready:
+            due.append(self._open_until)
+        elif self.breaker.tries_at is not None:
+            due.append(self.breaker.tries_at)
+        return due
+
+    def end(self, why: str) -> None:
+        """All that it was asked is answered; what lies in arrival memory is thrown away."""
+        engine, self._engine, self.ready = self._engine, None, False
+        self._life += 1  # what it still has said is not heard
+        if engine is not None:
+            engine.end()
+        jobs = list(self._jobs.values())
+        self._jobs.clear()
+        self._late.clear()
+        self._held.clear()
+        for job in jobs:
+            job.late()
+        self._ended(why)
+        self.slots.end()
+
+    def _begin(self, now: float) -> None:
+        self._life += 1
+        life = self._life
+        try:
+            engine = self._open_engine(lambda event: self._told(LifeEvent(life, event)))
+        except Exception as error:  # noqa: BLE001 - no process, memory or thread to be had: tried again after a while
+            self._emit("remote.engine_gone", reason=str(error))
+            self._rest(now)
+            return
+        self.lives += 1
+        self._engine, self._open_until = engine, now + OPEN_SECONDS
+        self.slots.begin(engine.memory)
+
+    def _lose(self, reason: str) -> None:
+        """It goes; a new life begins after a while."""
+        self._emit("remote.engine_gone", reason=reason)
+        self.end(AWAY)
+        self._rest(self._clock())
+
+    def _rest(self, now: float) -> None:
+        self._opens_at = now + self._pause
+        self._pause = min(MOST_PAUSE, 2 * self._pause)
+
+    def _try(self, now: float) -> None:
+        """Whether it answers again: nobody waits for that."""
+        if self.ask("exists", [TRIAL], (), now + self._trial_seconds, lambda there: None, lambda: None):
+            self.breaker.tries()

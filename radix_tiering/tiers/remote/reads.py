@@ -1,0 +1,262 @@
+"""The way from the engine: how much of a chain is there, and its pages.
+
+find:  asked --(answer)--> told             read:  wanted --(slot)--> asked --(answer)--> verified --> told
+         '--(deadline)--> told: nothing               '--------------(deadline)--> told: late
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ...base.page import page_digest
+from ...figures.counters import LinkCounters
+from ..tier import Chain, Read, ReadOutcome
+from .arrivals import ArrivedObject
+from .line import EngineLine
+from .objects import ObjectNames, ObjectShape, blank, parse_name, tails, unwrap
+from .probe import CostProbe
+from .rumours import Rumours
+
+#: Objects asked for in one job: an engine that hangs costs one job, whole.
+OBJECTS_TOGETHER = 4
+#: What several objects may take together by `remote.throttle`, seconds, or else they come one by one: who computes the
+#: front of a prefix meanwhile meets what has come.
+TOGETHER_SECONDS = 0.05
+#: Jobs that may be under way.
+MOST_READS = 2
+#: Runs that are asked for in one question.
+MOST_TAILS = 512
+
+
+class RemotePlace(NamedTuple):
+    """Where a page may be."""
+
+    name: str  # of its object
+    at: int  # which one it is there
+
+
+class RunSearch(NamedTuple):
+    """A question: how much of a chain is there."""
+
+    chain: Chain
+    done: Callable[[list[RemotePlace]], None]
+    until: float
+
+
+class WantedPage(NamedTuple):
+    """A page that is wanted."""
+
+    read: Read
+    place: RemotePlace
+    until: float
+
+
+class _Fetch:
+    """An object that is wanted."""
+
+    __slots__ = ("key", "name", "namespace", "readings", "until")
+
+    def __init__(self, first: WantedPage) -> None:
+        self.name = first.place.name
+        self.namespace, self.key = parse_name(self.name)  # as they are called outside
+        self.readings = [first]
+        self.until = first.until
+
+
+class ObjectReads:
+    """Used by the tier's thread alone. Who asked is told by what it puts into the lists that it was given."""
+
+    def __init__(
+        self,
+        line: EngineLine,
+        shape: ObjectShape,
+        names: ObjectNames,
+        rumours: Rumours,
+        *,
+        clock: Callable[[], float],
+        probe: CostProbe | None,
+        found: list[Callable[[], None]],
+        ended: list[Callable[[], None]],
+    ) -> None:
+        """`found`, `ended`: what tells who has searched, and who has read. `probe`: told what was found and read."""
+        self.counts = dict.fromkeys(("lookups", "lookups_late", "found_pages", "absent", "bad"), 0)
+        self.link = LinkCounters()
+        self._line = line
+        self._shape = shape
+        self._names = names
+        self._rumours = rumours
+        self._clock = clock
+        self._probe = probe
+        self._found = found
+        self._ended = ended
+        self._wanted: OrderedDict[str, _Fetch] = OrderedDict()  # no slot yet
+        self._fetching: dict[str, _Fetch] = {}
+        self._under_way = 0
+
+    # ---- find ----
+
+    def find(self, finding: RunSearch) -> None:
+        """Ask how much is there; the answer is nothing where nothing is asked."""
+        chain = finding.chain
+        ends = tails(chain.depth, chain.keys, self._shape, MOST_TAILS)
+        lost = self._rumours.first_lost(self._objects(chain, ends[-1] if ends else -1), self._clock())
+        ends = [end for end in ends if end < lost]
+        names = [self._names.name(chain.namespace, chain.keys[end]) for end in ends]
+        self.counts["lookups"] += bool(names)
+
+        def found(there: Sequence[bool]) -> None:
+            count = there.index(False) if False in there else len(there)
+            for end in ends[:count]:
+                self._rumours.is_there(chain.namespace, chain.keys[end])
+            pages = ends[count - 1] + 1 if count else 0
+            self.counts["found_pages"] += pages
+            if pages and self._probe is not None:
+                self._probe.found()
+            self._found.append(partial(finding.done, [self._place(chain, at) for at in range(pages)]))
+
+        def late() -> None:
+            self.counts["lookups_late"] += 1
+            self._found.append(partial(finding.done, []))
+
+        asks = bool(names) and self._line.open
+        if not asks or not self._line.ask("exists", names, (), finding.until, found, late):
+            self._found.append(partial(finding.done, []))
+
+    def _place(self, chain: Chain, at: int) -> RemotePlace:
+        depth = chain.depth + at + 1
+        last = chain.keys[self._shape.last_of(depth) - chain.depth - 1]
+        return RemotePlace(self._names.name(chain.namespace, last), (depth - 1) % self._shape.pages)
+
+    def _objects(self, chain: Chain, end: int) -> list[tuple[int, str]]:
+        """The objects up to the one that ends there: the first index in the chain that each has, and its name."""
+        if not self._rumours.any_lost:
+            return []
+        first = self._shape.last_of(chain.depth + 1) - chain.depth - 1
+        lasts = range(first, end + 1, self._shape.pages)
+        return [(last, self._names.name(chain.namespace, chain.keys[last])) for last in lasts]
+
+    # ---- read ----
+
+    def want(self, reading: WantedPage) -> None:
+        """Serve it from what has arrived, or ask for its object when there is a slot."""
+        name = reading.place.name
+        arrived = self._line.slots.arrived(name)
+        fetch = self._fetching.get(name) or self._wanted.get(name)
+        if arrived is not None:
+            self._serve(reading, arrived)
+        elif fetch is not None:
+            fetch.readings.append(reading)
+        elif not self._line.open:
+            self._settle([reading], ReadOutcome.CANCELLED)
+        else:
+            self._wanted[name] = _Fetch(reading)
+
+    def go_on(self) -> None:
+        """Ask for what is wanted, as far as there are slots. The engine can be asked."""
+        while self._wanted and self._under_way < MOST_READS:
+            together = self._line.objects_within(TOGETHER_SECONDS, OBJECTS_TOGETHER)
+            slots = self._line.slots.take(min(together, len(self._wanted)))
+            if not slots:
+                return
+            fetches = [self._wanted.popitem(last=False)[1] for _ in slots]
+            self._ask_for(fetches, slots)
+
+    def look_at_the_time(self, now: float) -> None:
+        """What waited too long for a slot is told so."""
+        for name, fetch in list(self._wanted.items()):
+            if now >= fetch.until:
+                del self._wanted[name]
+                self._settle(fetch.readings, ReadOutcome.LATE)
+
+    def due(self) -> list[float]:
+        """When there is something to do for `look_at_the_time`."""
+        return [fetch.until for fetch in self._wanted.values()]
+
+    def end(self) -> None:
+        """The engine's life has ended, and what it was asked was answered: so is what waits."""
+        for fetch in self._wanted.values():
+            self._settle(fetch.readings, ReadOutcome.CANCELLED)
+        self._wanted.clear()
+        self._fetching.clear()
+        self._under_way = 0
+
+    def _ask_for(self, fetches: Sequence[_Fetch], slots: Sequence[int]) -> None:
+        line, began = self._line, self._clock()
+        for slot in slots:
+            blank(line.slots[slot])
+
+        def done(came: Sequence[bool]) -> None:
+            self._under_way -= 1
+            self.go_on()  # first: the engine goes on while what has come is copied and verified
+            nbytes = 0
+            for fetch, slot, there in zip(fetches, slots, came, strict=True):
+                nbytes += self._come(fetch, slot) if there else self._absent(fetch, slot)
+            if nbytes:
+                self.link.count(nbytes // self._shape.page_bytes, nbytes, self._clock() - began)
+
+        def late() -> None:
+            self._under_way -= 1
+            for fetch in fetches:
+                self._fail(fetch, ReadOutcome.LATE if line.alive else ReadOutcome.CANCELLED)
+
+        self._under_way += 1
+        for fetch in fetches:
+            self._fetching[fetch.name] = fetch
+        if not line.ask("get", [one.name for one in fetches], slots, min(one.until for one in fetches), done, late):
+            line.slots.give_back(slots)
+            late()
+
+    def _settle(self, readings: Sequence[WantedPage], outcome: ReadOutcome) -> None:
+        self._ended += [partial(one.read.done, outcome) for one in readings]
+
+    def _fail(self, fetch: _Fetch, outcome: ReadOutcome) -> None:
+        self._fetching.pop(fetch.name, None)
+        self._settle(fetch.readings, outcome)
+
+    def _absent(self, fetch: _Fetch, slot: int) -> int:
+        self._line.slots.give_back([slot])
+        self.counts["absent"] += 1
+        self._rumours.is_gone(fetch.name, self._clock())
+        self._fail(fetch, ReadOutcome.ABSENT)
+        return 0
+
+    def _come(self, fetch: _Fetch, slot: int) -> int:
+        """Bytes of pages that have come."""
+        slots = self._line.slots
+        header = unwrap(slots[slot], self._shape, fetch.namespace, fetch.key)
+        if isinstance(header, ReadOutcome):
+            slots.give_back([slot])
+            self._bad(fetch.name)
+            self._fail(fetch, header)
+            return 0
+        del self._fetching[fetch.name]
+        arrived = slots.keep(fetch.name, slot, header)
+        if self._probe is not None:
+            self._probe.read()
+        for reading in fetch.readings:
+            self._serve(reading, arrived)
+        return self._shape.pages * self._shape.page_bytes
+
+    def _serve(self, reading: WantedPage, arrived: ArrivedObject) -> None:
+        """Copy a page to where it is wanted, and verify it there, where nobody else writes."""
+        read, index = reading.read, reading.place.at
+        into = read.into[: self._shape.page_bytes]
+        outcome = ReadOutcome.OK
+        if read.record.length != self._shape.page_bytes:
+            outcome = ReadOutcome.LENGTH
+        elif self._names.key(read.record.key) != arrived.header.keys[index]:
+            outcome = ReadOutcome.KEY
+        else:
+            into[:] = self._shape.page(self._line.slots[arrived.slot], index)
+            if page_digest(into) != arrived.header.digests[index]:
+                outcome = ReadOutcome.CHECKSUM
+        if outcome is not ReadOutcome.OK:
+            self._bad(reading.place.name)
+        self._settle([reading], outcome)
+
+    def _bad(self, name: str) -> None:
+        self.counts["bad"] += 1
+        self._rumours.is_bad(name)

@@ -1,0 +1,198 @@
+"""The way to the engine: runs of pages, each as objects in order, the last one when all others are there.
+
+waits --> is it there? --(no)--> others taken --> last one taken --> written
+              '--(yes)--> written      '--(refused, late, damaged)--> given up
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from ...base.page import page_digest
+from ...figures.counters import LinkCounters
+from ..tier import DAMAGED, Write, Written
+from .engine import Verb
+from .line import AWAY, EngineLine
+from .objects import ObjectHeader, ObjectNames, ObjectShape, wrap
+from .rumours import Rumours
+
+#: Objects written in one job: an engine that hangs costs one job, whole.
+OBJECTS_TOGETHER = 4
+#: Runs that may be under way.
+MOST_RUNS = 2
+#: How long a run may take to be written, seconds.
+WRITE_SECONDS = 5.0
+TOO_LATE, NOT_TAKEN = "not in time", "the engine refused it"
+
+
+class _Run:
+    """A run of pages that is being written."""
+
+    __slots__ = ("asked", "at", "until", "writes")
+
+    def __init__(self, writes: Sequence[Write], until: float) -> None:
+        self.writes = writes
+        self.until = until
+        self.asked = False  # whether it is there already
+        self.at = 0  # pages that are there now
+
+
+class ObjectWrites:
+    """Used by the tier's thread alone. Who writes is told by what it puts into the list that it was given."""
+
+    def __init__(
+        self,
+        line: EngineLine,
+        shape: ObjectShape,
+        names: ObjectNames,
+        rumours: Rumours,
+        *,
+        clock: Callable[[], float],
+        fingerprint: Callable[[np.ndarray], bytes],
+        ended: list[Callable[[], None]],
+    ) -> None:
+        """`fingerprint`: the checksum of a page, as the stack has it. `ended`: what tells who writes."""
+        self.link = LinkCounters()
+        self._line = line
+        self._shape = shape
+        self._names = names
+        self._rumours = rumours
+        self._clock = clock
+        self._fingerprint = fingerprint
+        self._ended = ended
+        self._runs: deque[_Run] = deque()  # that wait
+        self._under_way = 0
+
+    def add(self, writes: Sequence[Write]) -> None:
+        """A run is to be written."""
+        self._runs.append(_Run(writes, self._clock() + WRITE_SECONDS))
+
+    def go_on(self) -> None:
+        """Begin with what waits. The engine can be asked."""
+        while self._runs and self._under_way < MOST_RUNS and self._line.open:
+            run = self._runs.popleft()
+            self._under_way += 1
+            self._go_on_with(run)
+
+    def look_at_the_time(self, now: float) -> None:
+        """What waited too long is given up."""
+        for run in [run for run in self._runs if now >= run.until]:
+            self._runs.remove(run)
+            self._give_up(run, TOO_LATE)
+
+    def due(self) -> list[float]:
+        """When there is something to do for `look_at_the_time`."""
+        return [run.until for run in self._runs]
+
+    def end(self, why: str) -> None:
+        """The engine's life has ended, and what it was asked was answered: so is what waits."""
+        for run in self._runs:
+            self._give_up(run, why)
+        self._runs.clear()
+        self._under_way = 0
+
+    def _go_on_with(self, run: _Run) -> None:
+        """Ask whether it is there; write what is not, and its last object when all others are there."""
+        record, shape, slots = run.writes[-1].record, self._shape, self._line.slots
+        if not run.asked:
+            run.asked = True
+            names = [self._name(one) for one in run.writes[shape.pages - 1 :: shape.pages]]
+            if self._rumours.first_lost(list(enumerate(names)), self._clock()) >= len(names):
+                self._ask(run, "exists", [names[-1]], (), 0, lambda there: self._may_be_there(run, there[0]))
+                return
+        if run.at == len(run.writes):
+            self._rumours.is_there(record.namespace, record.key)
+            self._under_way -= 1
+            return
+        objects = (len(run.writes) - run.at) // shape.pages
+        taken = slots.take(min(OBJECTS_TOGETHER, max(1, objects - 1)))
+        if not taken:
+            self._stop(run, "no arrival memory is free")
+            return
+        names = []
+        for slot, first in zip(taken, range(run.at, len(run.writes), shape.pages), strict=False):
+            writes = run.writes[first : first + shape.pages]
+            if not self._pack(slots[slot], writes):
+                slots.give_back(taken)
+                self._stop(run, DAMAGED)
+                return
+            names.append(self._name(writes[-1]))
+        self._ask(run, "put", names, taken, len(taken) * shape.pages, lambda done: self._taken(run, taken, done))
+
+    def _name(self, last: Write) -> str:
+        """Of the object that ends with this page."""
+        return self._names.name(last.record.namespace, last.record.key)
+
+    def _ask(
+        self,
+        run: _Run,
+        verb: Verb,
+        names: Sequence[str],
+        slots: Sequence[int],
+        pages: int,
+        done: Callable[[Sequence[bool]], None],
+    ) -> None:
+        began = self._clock()
+
+        def answered(there: Sequence[bool]) -> None:
+            if pages and all(there):
+                self.link.count(pages, pages * self._shape.page_bytes, self._clock() - began)
+            done(there)
+
+        def late() -> None:
+            self._stop(run, TOO_LATE if self._line.alive else AWAY)
+
+        if not self._line.ask(verb, names, slots, run.until, answered, late):
+            self._line.slots.give_back(slots)
+            self._stop(run, AWAY)
+
+    def _may_be_there(self, run: _Run, there: bool) -> None:
+        if there:
+            self._written(run, len(run.writes))
+        self._go_on_with(run)
+
+    def _taken(self, run: _Run, slots: Sequence[int], taken: Sequence[bool]) -> None:
+        self._line.slots.give_back(slots)
+        if not all(taken):
+            self._stop(run, NOT_TAKEN)
+            return
+        self._written(run, run.at + len(slots) * self._shape.pages)
+        self._go_on_with(run)
+
+    def _written(self, run: _Run, end: int) -> None:
+        """The pages up to this one are there."""
+        for write in run.writes[run.at : end]:
+            self._ended.append(partial(write.done, Written(None, write.digest or b""), ""))
+        run.at = end
+
+    def _stop(self, run: _Run, reason: str) -> None:
+        self._under_way -= 1
+        self._give_up(run, reason)
+
+    def _give_up(self, run: _Run, reason: str) -> None:
+        for write in run.writes[run.at :]:
+            damaged = reason == DAMAGED and not self._sound(write)
+            self._ended.append(partial(write.done, None, NOT_TAKEN if reason == DAMAGED and not damaged else reason))
+
+    def _sound(self, write: Write) -> bool:
+        """Whether its bytes are those that came in."""
+        return self._fingerprint(write.data[: self._shape.page_bytes]) == write.digest
+
+    def _pack(self, slot: np.ndarray, writes: Sequence[Write]) -> bool:
+        """Put pages into a slot, uint8 [stride], as an object; False where one of them is damaged."""
+        digests = []
+        for index, write in enumerate(writes):
+            page = self._shape.page(slot, index)
+            page[:] = write.data[: self._shape.page_bytes]
+            if self._fingerprint(page) != write.digest:
+                return False
+            digests.append(page_digest(page))
+        record = writes[-1].record
+        keys = tuple(self._names.key(write.record.key) for write in writes)
+        space = self._names.namespace(record.namespace)
+        wrap(slot, ObjectHeader(space, record.depth, self._shape.page_bytes, keys, tuple(digests)))
+        return True
