@@ -167,9 +167,11 @@ class Reference:
     """A SwiftKV model in plain torch, float32, without any cache: every token goes through every layer, and shares no
     code with what is served, distilled or converted."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, stored_as: Any = None) -> None:
+        """`stored_as`: the dtype that keys and values are rounded to, as a pool of 8 bits without scales does."""
         from safetensors.torch import load_file
 
+        self._stored_as = stored_as
         self.config = json.loads((directory / "config.json").read_text())
         self.weights = {
             name: tensor.float()
@@ -204,7 +206,7 @@ class Reference:
             suffix = "_swiftkv" if layer >= first else ""
             query = self._rotate(self._head_norm(self._heads(read, layer, "q", suffix), layer, "q", suffix))
             key, value = shared[layer] if suffix else (self._key(read, layer, ""), self._heads(read, layer, "v", ""))
-            hidden = hidden + self._attend(query, key, value) @ weights[f"{place}.self_attn.o_proj.weight"].T
+            hidden = hidden + self._attend(query, self._stored(key), self._stored(value)) @ weights[f"{place}.self_attn.o_proj.weight"].T
             read = self._norm(hidden, f"{place}.post_attention_layernorm")
             gate = torch.nn.functional.silu(read @ weights[f"{place}.mlp.gate_proj.weight"].T)
             up = read @ weights[f"{place}.mlp.up_proj.weight"].T
@@ -222,6 +224,9 @@ class Reference:
 
     def _key(self, read: Any, layer: int, suffix: str) -> Any:
         return self._rotate(self._head_norm(self._heads(read, layer, "k", suffix), layer, "k", suffix))
+
+    def _stored(self, heads: Any) -> Any:
+        return heads if self._stored_as is None else heads.to(self._stored_as).float()
 
     def _heads(self, read: Any, layer: int, part: str, suffix: str) -> Any:
         name = f"model.layers.{layer}.self_attn.{part}_proj{suffix}"
