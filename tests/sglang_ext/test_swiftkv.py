@@ -332,6 +332,43 @@ def test_answers_with_other_arguments(tmp_path, more):
                 check_place(process, place, found)
 
 
+def backend_of(s):
+    return type(s.scheduler.tp_worker.model_runner.attn_backend).__name__
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("family", "group"), [("qwen3", 2), ("llama", 1)])
+def test_the_triton_backend_plans_twice_in_one_forward(tmp_path, family, group):
+    """SGLang's own backend, whose kernels run in Triton's interpreter: prompts in chunks, behind what is cached, such
+    that all tokens of go on, and beside answers."""
+    model = tiny_swiftkv(tmp_path / "model", family, group=group)
+    reference, question = Reference(model), prompt(410, 40)
+    few = ["--chunked-prefill-size", "32", "--enable-mixed-chunk", "--triton-attention-num-kv-splits", "2"]
+    with SchedulerProcess(
+        [*arguments_of(model), *few, "--attention-backend", "triton", *with_tiers(tmp_path)],
+        environment={"TRITON_INTERPRET": "1"},
+    ) as process:
+        process(costs_are_unknown)
+        assert process(backend_of) == "TritonAttnBackend"
+        for of_prompt, cached_before in (([(32, 1), (8, 1)], 0), ([(8, 1)], 32)):
+            answer, everything, _, rows, cached_tokens = process(asked, question, 3)
+            check_against(reference, question, answer, everything)
+            assert cached_tokens == cached_before
+            assert rows == [*of_prompt, (1, 1), (1, 1)]
+        other = prompt(411, 50)
+        answer, everything, logprobs, rows, _ = process(asked, other, 2, 0)
+        check_against(reference, other, answer, everything)
+        expected = reference.logprobs(other)[range(49), other[1:]]
+        assert logprobs == pytest.approx(expected.tolist(), abs=CLOSE)
+        assert rows[:2] == [(32, 32), (18, 18)]
+        questions = [prompt(412 + number, 20 + 15 * number) for number in range(3)]
+        answers, modes, rows = process(asked_together, questions, 3)
+        assert "MIXED" in modes
+        assert any(computed > later > 1 for computed, later in rows), rows
+        for asked_for, given in zip(questions, answers, strict=True):
+            assert given == reference.logits(asked_for + given)[len(asked_for) - 1 : -1].argmax(-1).tolist()
+
+
 #: How much nearer log probabilities are to those of a reference that rounds keys and values than to those of one that
 #: does not. Not `CLOSE`: what lies between two of 8 bits may be rounded the other way.
 NEARER = 10
