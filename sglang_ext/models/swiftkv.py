@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -29,6 +30,8 @@ _OF_PROMPTS = (
     "extend_seq_lens_cpu", "extend_logprob_start_lens_cpu", "extend_input_logprob_token_ids_gpu", "spec_info",
     "global_num_token_non_padded_cpu", "residual_stream",
 )  # fmt: skip
+#: What SGLang gives FlashInfer's plans of Qwen models.
+QWEN_FLASHINFER_BYTES = 512 << 20
 #: The second output matrix, by its name in a checkpoint.
 EXIT_HEAD = "exit_head_swiftkv.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.self_attn\.(.+)")
@@ -78,8 +81,14 @@ class SwiftKV:
     #: Why `way.layer_wise` cannot compute it one layer after the other.
     whole_forwards_only = "SwiftKV projects the KV of its later layers at once, and no prompt token passes them"
 
+    #: What FlashInfer's plans need, in bytes, if that is more than what is usual.
+    flashinfer_bytes = 0
+
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)  # type: ignore[call-arg]  # SGLang's model
+        # Read when the backend is made, which is after the model. SGLang does so for models that it knows by name.
+        if envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.get() < self.flashinfer_bytes:
+            envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(self.flashinfer_bytes)
         self.later = LaterLayers.of(config)
         self.new_rows = NewRows()
         layers, later = self.model.layers, self.later  # type: ignore[attr-defined]

@@ -5,9 +5,11 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
-from support import ngram_on_cpu
+from support import flashinfer_on_cpu, ngram_on_cpu
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, prompt
 from support.swiftkv_models import LAYERS, VOCABULARY, Reference, as_published, tiny_swiftkv
@@ -336,20 +338,59 @@ def backend_of(s):
     return type(s.scheduler.tp_worker.model_runner.attn_backend).__name__
 
 
+class OfGpus(NamedTuple):
+    """An attention backend of SGLang's that is made for GPUs, and how it runs here."""
+
+    backend: str
+    arguments: list[str]
+    environment: dict[str, str]
+    prepare: str = ""
+
+    def serving(self, arguments):
+        return SchedulerProcess([*arguments, *self.arguments], self.environment, self.prepare)
+
+
+#: Their kernels are interpreted, or stood in for.
+OF_GPUS = [
+    OfGpus(
+        "TritonAttnBackend",
+        ["--attention-backend", "triton", "--triton-attention-num-kv-splits", "2"],
+        {"TRITON_INTERPRET": "1"},
+    ),
+    OfGpus(
+        "FlashInferAttnBackend",
+        flashinfer_on_cpu.ARGUMENTS,
+        flashinfer_on_cpu.ENVIRONMENT,
+        "support.flashinfer_on_cpu.install",
+    ),
+]
+
+
+def workspaces(s):
+    return flashinfer_on_cpu.workspace_bytes
+
+
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("base", [True, False], ids=["original", "swiftkv"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_plans_of_flashinfer_have_the_room_that_the_original_s_have(tmp_path, monkeypatch, family, base):
+    monkeypatch.delenv("SGLANG_FLASHINFER_WORKSPACE_SIZE", raising=False)
+    model = tiny_swiftkv(tmp_path / "model", family, base=base)
+    with OF_GPUS[1].serving(arguments_of(model)) as process:
+        assert process(workspaces) == {(512 if "qwen" in family else 384) << 20}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("of_gpus", OF_GPUS, ids=lambda value: value.backend)
 @pytest.mark.parametrize(("family", "group"), [("qwen3", 2), ("llama", 1)])
-def test_the_triton_backend_plans_twice_in_one_forward(tmp_path, family, group):
-    """SGLang's own backend, whose kernels run in Triton's interpreter: prompts in chunks, behind what is cached, such
-    that all tokens of go on, and beside answers."""
+def test_backends_of_gpus_plan_twice_in_one_forward(tmp_path, family, group, of_gpus):
+    """Prompts in chunks, behind what is cached, such that all tokens of go on, and beside answers."""
     model = tiny_swiftkv(tmp_path / "model", family, group=group)
     reference, question = Reference(model), prompt(410, 40)
-    few = ["--chunked-prefill-size", "32", "--enable-mixed-chunk", "--triton-attention-num-kv-splits", "2"]
-    with SchedulerProcess(
-        [*arguments_of(model), *few, "--attention-backend", "triton", *with_tiers(tmp_path)],
-        environment={"TRITON_INTERPRET": "1"},
-    ) as process:
+    few = ["--chunked-prefill-size", "32", "--enable-mixed-chunk"]
+    with of_gpus.serving([*arguments_of(model), *few, *with_tiers(tmp_path)]) as process:
         process(costs_are_unknown)
-        assert process(backend_of) == "TritonAttnBackend"
+        assert process(backend_of) == of_gpus.backend
         for of_prompt, cached_before in (([(32, 1), (8, 1)], 0), ([(8, 1)], 32)):
             answer, everything, _, rows, cached_tokens = process(asked, question, 3)
             check_against(reference, question, answer, everything)
@@ -467,3 +508,18 @@ def test_an_early_exit_skips_later_layers_where_it_is_sure(tmp_path):
             assert process(asked, question, 12, 0)[0] == answer
         found = process(answers_of)
         check_place(process, PLACES[0], found)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("of_gpus", OF_GPUS, ids=lambda value: value.backend)
+def test_backends_of_gpus_plan_for_those_that_do_not_exit(tmp_path, of_gpus):
+    """Beside `test_an_early_exit_skips_later_layers_where_it_is_sure`."""
+    model = tiny_swiftkv(tmp_path / "model", "qwen3", group=2, exits=0.6)
+    reference = Reference(model)
+    questions = [prompt(500 + number, 20 + 10 * number) for number in range(4)]
+    with of_gpus.serving([*arguments_of(model, "--enable-mixed-chunk"), *with_tiers(tmp_path)]) as process:
+        process(costs_are_unknown)
+        answers, everything, rows = process(exiting_together, questions, 8)
+        for question, answer, logprobs in zip(questions, answers, everything, strict=True):
+            check_against(reference, question, answer, logprobs)
+        assert any(0 < later < computed for computed, later in rows if computed == len(questions)), rows

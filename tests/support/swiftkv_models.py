@@ -206,7 +206,8 @@ class Reference:
             suffix = "_swiftkv" if layer >= first else ""
             query = self._rotate(self._head_norm(self._heads(read, layer, "q", suffix), layer, "q", suffix))
             key, value = shared[layer] if suffix else (self._key(read, layer, ""), self._heads(read, layer, "v", ""))
-            hidden = hidden + self._attend(query, self._stored(key), self._stored(value)) @ weights[f"{place}.self_attn.o_proj.weight"].T
+            seen = self._attend(query, self._stored(key), self._stored(value))
+            hidden = hidden + seen @ weights[f"{place}.self_attn.o_proj.weight"].T
             read = self._norm(hidden, f"{place}.post_attention_layernorm")
             gate = torch.nn.functional.silu(read @ weights[f"{place}.mlp.gate_proj.weight"].T)
             up = read @ weights[f"{place}.mlp.up_proj.weight"].T
