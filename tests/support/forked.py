@@ -33,6 +33,8 @@ READ_WHEN_USED = {
     "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR",
     "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
 }
+#: Set where SGLang is imported, if they are not: in the process that the others are forked from as in ours.
+SET_BY_IMPORTS = {"OMP_WAIT_POLICY", "TRITON_CACHE_DIR"}
 KNOWN_TO_IMPORTS = ("SGLANG_", "TRITON_", "TORCH_", "OMP_")
 PR_SET_PDEATHSIG = 1
 
@@ -51,7 +53,8 @@ def context(environment: dict[str, str]) -> multiprocessing.context.BaseContext:
     """For processes with this environment: they are forked, unless imports would have come out differently."""
     before = loaded()
     differing = {name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)}
-    if any(name.startswith(KNOWN_TO_IMPORTS) for name in differing - READ_WHEN_USED):
+    differing -= READ_WHEN_USED | {name for name in SET_BY_IMPORTS if name not in before}
+    if any(name.startswith(KNOWN_TO_IMPORTS) for name in differing):
         return multiprocessing.get_context("spawn")
     return multiprocessing.get_context("forkserver")
 
