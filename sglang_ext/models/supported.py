@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from .later_layers import LaterLayers
 
 #: Those whose metadata may be made twice in one forward: for all tokens, then for the last one of each request.
-BACKENDS = ("swift_cpu", "torch_native", "triton", "flashinfer")
+BACKENDS = ("swift_cpu", "torch_native", "triton", "flashinfer", "fa3")
 
 
 def check_swiftkv(view: Any, model_config: Any) -> None:

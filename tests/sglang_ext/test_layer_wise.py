@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.backends_of_gpus import OF_GPUS
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import (
     Link,
@@ -422,7 +423,7 @@ def any_order(s, seed):
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory):
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     from swift_tiers.ops.base.model import tiny_model
 
     model = tiny_model(tmp_path_factory.mktemp("model"), layers=LAYERS)
@@ -437,13 +438,29 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
         "restore": {"strategy": "layer-wise"},
         "bus": {"enabled": False},
     }
-    arguments = [
+    return [
         "--model-path", str(model), "--dtype", "float32", "--page-size", str(PAGE), "--max-total-tokens", "4096",
         "--max-running-requests", "8", "--chunked-prefill-size", "512",
         "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scheduler(arguments: list[str]):
     with SchedulerProcess(arguments) as process:
         yield process
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("of_gpus", OF_GPUS, ids=lambda value: value.backend)
+def test_over_backends_of_gpus(arguments: list[str], of_gpus) -> None:
+    """They plan for a forward of which only some layers are computed."""
+    with of_gpus.serving(arguments) as process:
+        for layer in (3,) if of_gpus.slow else (0, 3, LAYERS):
+            log, met, details, _ = process(arrives_at, layer)
+            assert met[0] in (layer, min(layer + 1, LAYERS))
+            assert log == [(0, FOUND), (FOUND, LENGTH - FOUND)]
+            assert details == {}
 
 
 @pytest.mark.parametrize("layer", range(LAYERS + 1))

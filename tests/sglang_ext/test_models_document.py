@@ -20,7 +20,8 @@ def test_every_line_says_whether_it_works():
     lines = [line for line in DOCUMENT.splitlines() if line.startswith("|") and not re.match(r"\|[-|]+$", line)]
     kinds = [re.search(r"\| (works|refused|not tried) \|", line) for line in lines]
     heads = [line for line, kind in zip(lines, kinds, strict=True) if kind is None]
-    assert [line.split("|")[1].strip() for line in heads] == ["kind", "`--kv-cache-dtype`", "mode"]
+    columns = [line.split("|")[1].strip() for line in heads]
+    assert columns == ["kind", "`--attention-backend`", "`--kv-cache-dtype`", "mode"]
 
 
 def test_every_flag_that_swiftkv_models_are_refused_with_is_in_theirs():

@@ -5,11 +5,10 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 
 from support import flashinfer_on_cpu, ngram_on_cpu
+from support.backends_of_gpus import OF_GPUS
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, prompt
 from support.swiftkv_models import LAYERS, VOCABULARY, Reference, as_published, tiny_swiftkv
@@ -336,34 +335,6 @@ def test_answers_with_other_arguments(tmp_path, more):
 
 def backend_of(s):
     return type(s.scheduler.tp_worker.model_runner.attn_backend).__name__
-
-
-class OfGpus(NamedTuple):
-    """An attention backend of SGLang's that is made for GPUs, and how it runs here."""
-
-    backend: str
-    arguments: list[str]
-    environment: dict[str, str]
-    prepare: str = ""
-
-    def serving(self, arguments):
-        return SchedulerProcess([*arguments, *self.arguments], self.environment, self.prepare)
-
-
-#: Their kernels are interpreted, or stood in for.
-OF_GPUS = [
-    OfGpus(
-        "TritonAttnBackend",
-        ["--attention-backend", "triton", "--triton-attention-num-kv-splits", "2"],
-        {"TRITON_INTERPRET": "1"},
-    ),
-    OfGpus(
-        "FlashInferAttnBackend",
-        flashinfer_on_cpu.ARGUMENTS,
-        flashinfer_on_cpu.ENVIRONMENT,
-        "support.flashinfer_on_cpu.install",
-    ),
-]
 
 
 def workspaces(s):
