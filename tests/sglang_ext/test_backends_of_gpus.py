@@ -23,10 +23,14 @@ from support.tiers_of_a_model import (
     with_tiers,
 )
 
-pytestmark = pytest.mark.exhaustive
+*_OTHERS, _ONE = [one for one in OF_GPUS if not one.slow]
 
 
-@pytest.fixture(scope="module", params=[one for one in OF_GPUS if not one.slow], ids=lambda value: value.backend)
+@pytest.fixture(
+    scope="module",
+    params=[_ONE, *(pytest.param(other, marks=pytest.mark.exhaustive) for other in _OTHERS)],
+    ids=lambda value: value.backend,
+)
 def of_gpus(request):
     return request.param
 
@@ -75,6 +79,7 @@ def answered_from_below(s, question):
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("of_gpus", [one for one in OF_GPUS if one.slow], ids=lambda value: value.backend)
 def test_one_short_question_from_below(of_gpus, model, tmp_path):
     """Of a backend for which those of `support.tiers_of_a_model` are too long."""
