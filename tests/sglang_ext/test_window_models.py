@@ -1,21 +1,22 @@
 """Models and modes that look as if a prefix were more than plain KV, and are not, in SGLang's real scheduler.
 
-SGLang keeps all KV of Gemma 3's window layers, and of any model's with `--disable-hybrid-swa-memory`; `fp8_e4m3` KV has
+SGLang keeps all KV of Gemma 3's window layers, and of any model's with `--disable-hybrid-swa-memory`; KV of 8 bits has
 no scales beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
-from support.models import tiny_gemma
+from support.models import tiny_gemma, tiny_mla
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown
 from support.tiers_of_a_model import (
@@ -33,19 +34,27 @@ class Kind(NamedTuple):
 
     make: Callable[[Path], Path]
     arguments: tuple[str, ...]
-    row_bytes: int  # of K, in one layer: of two heads of 16 dimensions
-    environment: dict[str, str]
+    row_bytes: int  # of K, in one layer: of two heads of 16 dimensions; or of the latent
+    environment: Mapping[str, str] = MappingProxyType({})
+    pool: str = "MHATokenToKVPool"
+    #: Of `--all` alone: processes that import all of SGLang for themselves, and formats of which another is here.
+    slow: bool = False
 
 
 KINDS = {
-    "Gemma 3": Kind(tiny_gemma, (), 2 * 16 * 4, {}),
+    "Gemma 3": Kind(tiny_gemma, (), 2 * 16 * 4),
     "windows with a pool of their own, disabled": Kind(
         partial(tiny_gemma, own_pool=True),
         ("--disable-hybrid-swa-memory",),
         2 * 16 * 4,
         {"SGLANG_EXTERNAL_MODEL_PACKAGE": "support.windowed_models"},
+        slow=True,
     ),
-    "fp8_e4m3": Kind(tiny_model, ("--kv-cache-dtype", "fp8_e4m3"), 2 * 16, {}),
+    "fp8_e4m3": Kind(tiny_model, ("--kv-cache-dtype", "fp8_e4m3"), 2 * 16),
+    "fp8_e5m2": Kind(tiny_model, ("--kv-cache-dtype", "fp8_e5m2"), 2 * 16, slow=True),
+    "fp8_e4m3 of latent attention": Kind(
+        tiny_mla, ("--kv-cache-dtype", "fp8_e4m3"), 32 + 16, pool="MLATokenToKVPool", slow=True
+    ),
 }
 
 
@@ -54,13 +63,9 @@ def pool_of(s):
     return type(kvcache).__name__, s.linker.pool.geometry.row_bytes
 
 
-#: Processes that import all of SGLang for themselves.
-SLOW = {name for name, kind in KINDS.items() if kind.environment}
-
-
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name for name in KINDS],
+    params=[pytest.param(name, marks=pytest.mark.exhaustive) if kind.slow else name for name, kind in KINDS.items()],
 )
 def kind(request):
     return KINDS[request.param]
@@ -70,7 +75,7 @@ def kind(request):
 def tiers(kind, tmp_path_factory):
     root = tmp_path_factory.mktemp("site")
     arguments = arguments_of(kind.make(root / "model"), *kind.arguments, *with_tiers(root))
-    with SchedulerProcess(arguments, kind.environment) as process:
+    with SchedulerProcess(arguments, dict(kind.environment)) as process:
         process(costs_are_unknown)
         yield process
 
@@ -81,7 +86,7 @@ def expected(tiers):
 
 
 def test_its_pool_is_a_plain_one(tiers, kind):
-    assert tiers(pool_of) == ("MHATokenToKVPool", kind.row_bytes)
+    assert tiers(pool_of) == (kind.pool, kind.row_bytes)
 
 
 def test_answers_depend_on_what_is_loaded(tiers, expected):
