@@ -108,9 +108,12 @@ def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     if linker is not None:
         from swift_tiers.radix_tiering.restore.profiles import ModelIdentity
 
+        from .build.assembly import current_rank
         from .build.hardware import hardware_name
 
-        result.internal_state["swift_tiers"] = msgspec.to_builtins(linker.stack.snapshot())
+        # Replicas answer in any order: each says which it is, as on the bus.
+        snapshot = msgspec.to_builtins(linker.stack.snapshot())
+        result.internal_state["swift_tiers"] = {"rank": current_rank().name, **snapshot}
         result.internal_state["swift_tiers_profile"] = {
             "model": msgspec.to_builtins(ModelIdentity.of(linker.stack.namespace)),
             "hardware": hardware_name(),

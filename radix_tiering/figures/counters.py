@@ -297,7 +297,6 @@ class StackSnapshot(StackFigures[Never]):
     """The whole tier stack of one rank at one moment."""
 
     namespace: str  # hex digest
-    rank: str
     tokens_per_page: int
     tiers: dict[str, TierSnapshot]
     links: dict[str, LinkSnapshot]  # "device-host", ...

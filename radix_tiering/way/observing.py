@@ -71,7 +71,6 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
     geometry = stack.namespace.geometry
     return StackSnapshot(
         namespace=stack.digest.hex(),
-        rank=stack.namespace.rank,
         page_bytes=geometry.page_bytes,
         page_codec=geometry.codec,
         tokens_per_page=geometry.tokens,

@@ -38,10 +38,10 @@ def call(server: Server, path: str, body: Any = None, timeout: float = 120) -> A
     return text
 
 
-def generate(server: Server, token_ids: list[int], tokens: int = 6) -> tuple[list[int], dict[str, int]]:
-    """(output token ids, cached_tokens_details without SGLang's own words for ssd)"""
+def generate(server: Server, token_ids: list[int], tokens: int = 6, **more: Any) -> tuple[list[int], dict[str, int]]:
+    """(output token ids, cached_tokens_details without SGLang's own words for ssd); `more`: of SGLang's fields."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-    answer = call(server, "/generate", {"input_ids": token_ids, "sampling_params": sampling})
+    answer = call(server, "/generate", {"input_ids": token_ids, "sampling_params": sampling, **more})
     details = answer["meta_info"].get("cached_tokens_details") or {}
     for name in ("storage", "storage_backend"):
         details.pop(name, None)
@@ -57,7 +57,8 @@ def fill_device(server: Server, seed: int) -> None:
 
 
 def snapshot(server: Server) -> dict[str, Any]:
-    state: dict[str, Any] = call(server, "/server_info")["internal_states"][0]["swift_tiers"]
+    """What a server without replicas says of its tiers."""
+    (state,) = server.states()
     return state
 
 
@@ -68,10 +69,11 @@ def wait_written(server: Server) -> None:
     limit = time.monotonic() + 120
     before = None
     while True:
-        state = snapshot(server)
-        links = [link["pages"] for link in state["links"].values()]
-        now = state["write_queue_pages"], state["tiers"]["host"]["pinned_pages"], links
-        if not now[0] and now == before:
+        now = {}
+        for state in server.states():
+            links = [link["pages"] for link in state["links"].values()]
+            now[state["rank"]] = state["write_queue_pages"], state["tiers"]["host"]["pinned_pages"], links
+        if now == before and not any(queued for queued, *_ in now.values()):
             return
         before = now
         assert time.monotonic() < limit, now

@@ -105,7 +105,6 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
     copies = LinkSnapshot(transfers=100, pages=1600, bytes=10**9, seconds=0.5, latency=latency(*[0.005] * 100))
     fields: dict[str, Any] = {
         "namespace": "cd" * 16,
-        "rank": "tp0/1 pp0/1 dp0/1 cp0/1",
         "page_bytes": 368640,
         "tokens_per_page": 16,
         "tiers": {"peer": tier(), "host": tier(), "ssd": tier(capacity_bytes=2**34, read_latency=latency())},

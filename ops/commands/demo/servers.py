@@ -136,7 +136,7 @@ class Server:
             time.sleep(POLL_SECONDS / 10)
 
     def states(self) -> list[dict[str, Any]]:
-        """What each rank says of its tiers."""
+        """What the first rank of each replica says of its tiers."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=30) as response:
             return [state["swift_tiers"] for state in json.load(response)["internal_states"]]
 
