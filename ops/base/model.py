@@ -152,10 +152,10 @@ def convert_gguf(gguf: str | Path, directory: str | Path) -> None:
         raise ModelError(f"{gguf.name} does not fit its architecture: missing {missing}, unexpected {unexpected}")
     model.generation_config = GenerationConfig.from_model_config(config)
     model.to(torch.bfloat16).save_pretrained(directory)
-    _save_tokenizer(tokenizer, directory)
+    save_tokenizer(tokenizer, directory)
 
 
-def _save_tokenizer(tokenizer: Any, directory: Path) -> None:
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     tokenizer.save_pretrained(directory)
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text())
@@ -237,7 +237,7 @@ def write_random_model(
             pad_token_id=tokenizer.pad_token_id,
         )
     model.to(getattr(torch, dtype)).save_pretrained(directory)
-    _save_tokenizer(tokenizer, directory)
+    save_tokenizer(tokenizer, directory)
     return directory
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.base.model import write_random_model
+from swift_tiers.ops.base.model import byte_tokenizer, save_tokenizer, write_random_model
 
 CONTEXT, VOCABULARY, HIDDEN = 8192, 512, 64
 #: Tokens that a window layer of `tiny_gemma` looks back.
@@ -110,6 +110,75 @@ def tiny_gemma(directory: Path, *, own_pool: bool = False, seed: int = 0) -> Pat
         _configure(
             directory, architectures=["TinyWindowedForCausalLM"], is_hybrid_swa=True, hybrid_layer_pattern=[1, 0, 1, 0]
         )
+    return directory
+
+
+#: Of `tiny_vl`: what stands for a picture in a prompt.
+PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def tiny_vl(directory: Path, *, seed: int = 0) -> Path:
+    """A Qwen3-VL of four layers, with its processor: 64 tokens for a picture of 256 x 256 pixels."""
+    import torch
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    tokenizer = byte_tokenizer(CONTEXT)
+    names = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(names)})
+    start, end, image, video = tokenizer.convert_tokens_to_ids(list(names))
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": VOCABULARY,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 2 * HIDDEN,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": CONTEXT,
+            "initializer_range": 0.2,
+            # Three positions a token: in time, height and width.
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+            },
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": HIDDEN,
+            "deepstack_visual_indexes": [0, 1],
+            "num_position_embeddings": 64,
+            "initializer_range": 0.2,
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen3VLForConditionalGeneration(config).float().save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)
+    pictures = Qwen2VLImageProcessor(
+        patch_size=16, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 1024, "longest_edge": 65536}
+    )
+    Qwen3VLProcessor(
+        image_processor=pictures,
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(),
+        chat_template=tokenizer.chat_template,
+    ).save_pretrained(directory)
     return directory
 
 
