@@ -188,9 +188,10 @@ class ObjectWrites:
         for index, write in enumerate(writes):
             page = self._shape.page(slot, index)
             page[:] = write.data[: self._shape.page_bytes]
-            if self._fingerprint(page) != write.digest:
+            fingerprint = self._fingerprint(page)
+            if fingerprint != write.digest:
                 return False
-            digests.append(page_digest(page))
+            digests.append(fingerprint if self._fingerprint is page_digest else page_digest(page))
         record = writes[-1].record
         keys = tuple(self._names.key(write.record.key) for write in writes)
         space = self._names.namespace(record.namespace)
