@@ -69,7 +69,7 @@ class ManyPages:
         self._pages = pages
         self._wait = WAIT + PAGE_SECONDS * pages
         self._keys, self._depths = chains_of(pages)
-        self._known = pages  # at the last end
+        self._known = pages  # at the last end; 0: not for sure
         self._flushed = False  # so that nothing is left but what clients have put
         self._put: list[list[bytes]] = []  # chains that have bytes
 
@@ -134,11 +134,14 @@ class ManyPages:
         self._tell(f"life {life} has ended; {known} pages are kept")
         for event in stack.events.since():
             assert event.kind not in ("restore.error", "linker.error", "ssd.not_opened"), event
-        if trouble is None and self.happened["ask"] == asked:
+        calm &= trouble is None
+        unharmed = self.happened["ask"] == asked
+        if trouble is None and unharmed:
             assert known >= self._known, f"of {self._known} pages {known} are left, and nothing was wrong"
             self.happened["lives without trouble"] += 1
-        # What is leaving counts until it has left, and what will not be entered until that is found.
-        self._known = known if calm and trouble is None else 0
+        # What is leaving counts until it has left. What will not be entered, as something before it was damaged or
+        # lost, in this life or one before it, counts until that is found.
+        self._known = known if calm and (stage is Stage.FILLED or (unharmed and self._known)) else 0
 
     def _client(self, stack: TierStack, name: str, done: list[str]) -> None:
         draw = random.Random(self.draw.random())
