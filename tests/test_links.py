@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(
-    path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/**/*.md", ".github/**/*.md")
-    for path in ROOT.glob(pattern)
-)  # fmt: skip
+DOCUMENTS = sorted(path.relative_to(ROOT) for pattern in ("*.md", "docs/**/*.md") for path in ROOT.glob(pattern))
 LINK = re.compile(r"\]\((?P<path>[^()#\s]*)(?:#(?P<anchor>[^()\s]*))?\)")
 FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 #: Paths in code spans: a room, below the checkout or below `tests`, and a file.

@@ -63,6 +63,16 @@ class Machines(NamedTuple):
         """By the second server, sooner or later: on a busy machine an answer may be too late, and that is a miss."""
         return bool(wait_for(lambda: get(self.second.stack, keys) == PAGES or None, PATIENCE))
 
+    def refused(self, keys: Sequence[bytes]) -> bool:
+        """By the second server, as absent or bad, sooner or later. Nothing of it is ever promised."""
+        before = self.second.counts.bad + self.second.counts.absent
+
+        def counted() -> bool | None:
+            assert get(self.second.stack, keys) == 0
+            return self.second.counts.bad + self.second.counts.absent > before or None
+
+        return bool(wait_for(counted, PATIENCE))
+
     def heals(self, name: str) -> None:
         """When all is well again, what is sent from then on is found."""
         numbers = iter(range(1000))
@@ -256,16 +266,8 @@ def test_objects_of_other_sizes(machines: Machines, in_time: None) -> None:
             ends = keys[SHAPE.pages - 1 :: SHAPE.pages]
             objects = [names.name(machines.second.stack.digest, key) for key in ends]
             assert all(engine.ask("put", objects[::2], [0, 1]).done)
-        put(machines.first.stack, keys)
-        wait_sent(machines.first.stack)
-        counts = machines.second.counts
-        before = counts.bad + counts.absent
-
-        def refused(keys: Sequence[bytes] = keys, before: int = before) -> bool | None:
-            assert get(machines.second.stack, keys) == 0
-            return machines.second.counts.bad + machines.second.counts.absent > before or None
-
-        assert wait_for(refused, PATIENCE)
+        assert machines.sent(what) == keys
+        assert machines.refused(keys)
     machines.heals("sizes are right")
 
 

@@ -18,7 +18,7 @@ from swift_tiers.ops.commands.demo.store import LocalStore
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.mooncake import skip_without_library
-from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
+from support.servers import START_SECONDS, Site, call, generate, prompt, shared_store, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
@@ -37,8 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 def tiers(site: Site, name: str, engine: str, options: dict[str, Any]) -> dict[str, Any]:
     directory = site.root / f"ssd-{name}"
     directory.mkdir()
-    remote = {"engine": engine, "options": options, "admission": "always", "memory": "64MiB", "lookup_deadline": "1s"}
-    return {**site.tiers(directory, host="4MiB"), "remote": remote}
+    return {**site.tiers(directory, host="4MiB"), "remote": shared_store(engine, options)}
 
 
 def remote_pages(server: Any) -> int:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from swift_tiers.ops.commands.demo.remote import wait_engine
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.command_line import run_command
 from support.scrapes import scrape
-from support.servers import START_SECONDS, Server, Site, call, generate, prompt, wait_written
+from support.servers import START_SECONDS, Server, Site, call, generate, prompt, shared_store, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
@@ -132,22 +133,16 @@ def test_one_finds_in_the_remote_tier_what_the_other_has_computed(site: Site, an
     shared, empty = site.root / "shared", site.root / "empty"
     shared.mkdir()
     empty.mkdir()
-    remote = {
-        "engine": "file", "options": {"file_storage_path": str(shared)}, "admission": "always", "memory": "64MiB",
-        "lookup_deadline": "1s",
-    }  # fmt: skip
+    remote = shared_store("file", {"file_storage_path": str(shared)})
     with replicas(site, "sharing", empty, remote=remote) as server:
         server.start()
         server.wait_ready(START_SECONDS)
-
-        def ready() -> bool:
-            return [state["remote_engine"] for state in server.states()] == ["asked", "asked"]
+        wait_engine(server)
 
         def sent() -> bool:
             (first,) = [state for state in server.states() if state["rank"] == RANKS[0]]
             return bool(first["links"]["host-remote"]["pages"] >= len(SEEDS) * IN_RUNS // PAGE)
 
-        assert wait_for(lambda: ready() or None, PATIENCE), "its child is never ready"
         assert ask(server, 0, answers) == [0] * len(SEEDS)
         assert wait_for(lambda: sent() or None, PATIENCE)
         assert ask(server, 1, answers) == [IN_RUNS] * len(SEEDS)

@@ -6,10 +6,9 @@ no scales beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -35,7 +34,7 @@ class Kind(NamedTuple):
     make: Callable[[Path], Path]
     arguments: tuple[str, ...]
     row_bytes: int  # of K, in one layer: of two heads of 16 dimensions; or of the latent
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: dict[str, str] | None = None
     pool: str = "MHATokenToKVPool"
     #: Of `--all` alone: processes that import all of SGLang for themselves, and formats of which another is here.
     slow: bool = False
@@ -75,7 +74,7 @@ def kind(request):
 def tiers(kind, tmp_path_factory):
     root = tmp_path_factory.mktemp("site")
     arguments = arguments_of(kind.make(root / "model"), *kind.arguments, *with_tiers(root))
-    with SchedulerProcess(arguments, dict(kind.environment)) as process:
+    with SchedulerProcess(arguments, kind.environment) as process:
         process(costs_are_unknown)
         yield process
 

@@ -95,6 +95,8 @@ class Forked:
 class ForkedServer(Server):
     """`python -m sglang.launch_server`, but for the imports."""
 
+    patience = 120.0
+
     def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> Forked:  # type: ignore[override]
         starting = context(environment)
         assert starting.get_start_method() == "forkserver", "start it as a `Server`: its imports are to differ"

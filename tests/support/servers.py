@@ -80,6 +80,11 @@ def wait_written(server: Server) -> None:
         time.sleep(0.05)
 
 
+def shared_store(engine: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The section `remote` of servers that share a store: all is sent there, and it is asked for with patience."""
+    return {"engine": engine, "options": options, "admission": "always", "memory": "64MiB", "lookup_deadline": "1s"}
+
+
 def await_the_neighbour(server: Server, answers: list[list[int]], seconds: float) -> None:
     """Ask prompts 0, 1, ... again, which are to be answered so, until something comes from a neighbour's memory."""
 

@@ -72,6 +72,9 @@ def _is_free(port: int) -> bool:
 class Server:
     """One `python -m sglang.launch_server`, in a process group of its own. A context manager: leaving it ends it."""
 
+    #: How long it may take to say what its tiers hold, seconds.
+    patience = 30.0
+
     def __init__(
         self, name: str, arguments: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
@@ -137,7 +140,7 @@ class Server:
 
     def states(self) -> list[dict[str, Any]]:
         """What the first rank of each replica says of its tiers."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=30) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=self.patience) as response:
             return [state["swift_tiers"] for state in json.load(response)["internal_states"]]
 
     def check_alive(self) -> None:

@@ -134,14 +134,14 @@ class ManyPages:
         self._tell(f"life {life} has ended; {known} pages are kept")
         for event in stack.events.since():
             assert event.kind not in ("restore.error", "linker.error", "ssd.not_opened"), event
-        calm &= trouble is None
-        unharmed = self.happened["ask"] == asked
-        if trouble is None and unharmed:
+        unharmed = trouble is None and self.happened["ask"] == asked
+        if unharmed:
             assert known >= self._known, f"of {self._known} pages {known} are left, and nothing was wrong"
             self.happened["lives without trouble"] += 1
         # What is leaving counts until it has left. What will not be entered, as something before it was damaged or
         # lost, in this life or one before it, counts until that is found.
-        self._known = known if calm and (stage is Stage.FILLED or (unharmed and self._known)) else 0
+        sure = stage is Stage.FILLED or (unharmed and self._known)
+        self._known = known if calm and trouble is None and sure else 0
 
     def _client(self, stack: TierStack, name: str, done: list[str]) -> None:
         draw = random.Random(self.draw.random())
