@@ -402,14 +402,23 @@ class PageTable:
     def begin(self, page: Page, tier: int, place: Any, digest: bytes | None = None) -> None:
         """Bytes of `page` begin to arrive at `place` of this tier, where it has none; pinned until `end`."""
         assert not page.begun_in(tier)
-        code = self.of[tier].code(page.row, place, digest, self.flushes)
+        code = self.of[tier].code(page.row, place, digest, self._since(page))
         kernels.begin(*self._rows.state, page.row, tier, code)
+
+    def _since(self, page: Page) -> int:
+        """How many flushes of memory a copy has come after that begins now: as many as what it is made from."""
+        if not self._emptying or not page.complete or self.holds(page):
+            return self.flushes
+        return self.flushes - 1
 
     def writable(self, pages: Sequence[Page], tier: int) -> tuple[list[Page], int]:
         """Those of up to `kernels.BATCH` pages that are in host memory and have no copy in this tier; and how many were
-        left out because it is durable, and the page before them is neither there nor among those before."""
+        left out because it is durable, and the page before them is neither there nor among those before. What memory is
+        being emptied of is not written: there it would outlive that."""
+        if self._emptying:
+            pages = [page for page in pages if self.holds(page)]
         found = np.zeros(len(pages), np.int64)
-        named = np.array([(page.row, page.generation) for page in pages], np.int64)
+        named = np.array([(page.row, page.generation) for page in pages], np.int64).reshape(-1, 2)
         kernels.writable(*self._rows.state, named, tier, found)
         answers = found.tolist()
         return [page for page, answer in zip(pages, answers, strict=True) if answer == 1], answers.count(2)
@@ -417,7 +426,7 @@ class PageTable:
     def begin_all(self, pages: Sequence[Page], tier: int, places: Sequence[Any]) -> None:
         """`begin` of up to `kernels.BATCH` pages whose checksums the tier learns as they are written."""
         of, rows = self.of[tier], rows_of(pages)
-        codes = [of.code(row, place, None, self.flushes) for row, place in zip(rows.tolist(), places, strict=True)]
+        codes = [of.code(page.row, place, None, self._since(page)) for page, place in zip(pages, places, strict=True)]
         kernels.begin_all(*self._rows.state, rows, tier, np.array(codes, np.int64))
 
     def end(self, page: Page, tier: int, *, whole: bool, place: Any | None = None, digest: bytes | None = None) -> bool:

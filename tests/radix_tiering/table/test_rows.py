@@ -3,7 +3,7 @@ leaves next is who should, and every place comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,117 +19,26 @@ from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.kernels import GENERATION, MOST_TIERS
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import (
-    BY_WORTH,
     LEAST_FREQUENTLY_USED,
     LEAST_RECENTLY_USED,
     EvictionPolicy,
 )
 from swift_tiers.radix_tiering.table.rows import LEAST_ROWS
-from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 
 from support.engine import GEOMETRY, chain
 from support.examples import examples
+from support.table_rig import LENGTH, PEER, SSD, Counting, Rig
 
-PEER, SSD = 1, 2
-LENGTH = GEOMETRY.page_bytes
 NUMBERS = st.integers(0, 10_000)
 DOWN = st.sampled_from([PEER, SSD])
 
 
-class Counting:
-    """As much of a tier as the page table asks of it: places that are numbers, or pairs of a part and a number."""
-
-    capacity_bytes = 0
-    hints = False
-
-    def __init__(self, name: str, *, durable: bool, near: bool, numbered: bool, order: EvictionPolicy | None) -> None:
-        self.name, self.durable, self.near, self.numbered = name, durable, near, numbered
-        self._order = order
-        self.held: set[Any] = set()
-        self._next = 0
-
-    def take(self) -> Any:
-        self._next += 1
-        place = self._next if self.numbered else (self._next % 3, self._next)
-        self.held.add(place)
-        return place
-
-    def release(self, places: Sequence[Any]) -> None:
-        for place in places:
-            self.held.remove(place)
-
-    def size_of(self, length: int) -> int:
-        return length
-
-    def digest_at(self, place: Any) -> bytes:
-        return b"%16d" % place
-
-    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
-        return self._order or policy
-
-    def part_of(self, place: Any) -> Any:
-        return None if self.numbered else place[0]
-
-    def uses(self, place: Any, part: Any) -> bool:
-        return (place % 3 if self.numbered else place[0]) == part
-
-
-class Rig:
-    """A page table with room for `slots` pages in host memory."""
-
-    def __init__(self, slots: int, policy: EvictionPolicy) -> None:
-        self.policy = policy
-        self.tiers = [
-            Counting("peer", durable=False, near=True, numbered=False, order=BY_WORTH),
-            Counting("ssd", durable=True, near=False, numbered=True, order=None),
-        ]
-        self.lost_pins: list[bytes] = []
-        self.landing: list[int] = []
-        self.table = PageTable(
-            HostTier(GEOMETRY, slots * GEOMETRY.stride_bytes),
-            policy,
-            self.tiers,
-            runner=THREADS,
-            clean=lambda: None,
-            pin_lost=self.lost_pins.append,
-            release_landing=self.landing.append,
-        )
-        self.table.serving = b"n" * 16
-
-    def rank(self, page: Page, tier: int) -> tuple[int, ...]:
-        order = self.table.of[tier].order
-        worth = order.doubled * page.doublings + (order.reused if page.uses > 1 else 0)
-        first = (not page.whole_in(PEER),) if tier == HOST else ()
-        return (*first, page.uses if order.by_uses else 0, page.last_use + worth, -page.depth)
-
-    def may_leave(self, page: Page, tier: int) -> bool:
-        if not page.whole_in(tier) or page.pinned or page.dropped:
-            return False
-        if tier == SSD:
-            return not any(child.whole_in(SSD) for child in page.children)
-        if page.elsewhere(tier):
-            return True
-        return not (self.wanted_behind(page) if tier == HOST else page.children)
-
-    def wanted_behind(self, page: Page) -> bool:
-        return any(child.in_host or child.pins or self.wanted_behind(child) for child in page.children)
-
-    def check(self) -> None:
-        table = self.table
-        check_rules(table)
-        pages = table.listed()
-        for tier in range(3):
-            free = [page for page in pages if self.may_leave(page, tier)]
-            victim = table.victim(tier)
-            assert (victim is None) == (not free)
-            if victim is not None:
-                assert self.rank(victim, tier) == min(self.rank(page, tier) for page in free), "not who leaves first"
-
-
 class Model(RuleBasedStateMachine):
-    """`under_way`: copies that have begun, and not ended, with their tiers; `pinned`: pages, once for each pin."""
+    """`under_way`: copies that have begun, and not ended, with their tiers; `pinned`: pages, once for each pin;
+    `to_settle`: pages that a flush of memory has yet to go through, if one is under way; `flushed`: those that it was
+    to end, since nothing was written of them that outlives it, nor begun."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,6 +46,8 @@ class Model(RuleBasedStateMachine):
         self.table = self.rig.table
         self.under_way: list[tuple[Page, int]] = []
         self.pinned: list[Page] = []
+        self.to_settle: list[Page] | None = None
+        self.flushed: set[Page] = set()
 
     def one(self, number: int) -> Page | None:
         pages = self.table.listed()
@@ -181,6 +92,11 @@ class Model(RuleBasedStateMachine):
             return
         if tier == SSD and page.parent is not None and not page.parent.begun_in(SSD):
             return
+        if not self.table.writable([page], tier)[0]:
+            assert not self.table.holds(page)
+            tier = PEER  # nobody should, and if so it is found no sooner
+        if page.begun_in(tier):
+            return
         self.table.begin(page, tier, self.rig.tiers[tier - 1].take(), b"d" * 16)
         self.under_way.append((page, tier))
 
@@ -192,7 +108,7 @@ class Model(RuleBasedStateMachine):
         expected: list[Page] = []
         lacking = 0
         for page in pages:
-            if page.dropped or page.begun_in(tier) or not page.resident:
+            if page.dropped or page.begun_in(tier) or not page.resident or not self.table.holds(page):
                 continue
             before = page.parent
             if tier == SSD and before is not None and not before.begun_in(SSD) and before not in expected:
@@ -221,7 +137,7 @@ class Model(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def promote(self, number: int) -> None:
         page = self.one(number)
-        if page is not None and not page.in_host and page.saved:
+        if page is not None and not page.in_host and page.complete:
             self.table.pin(page)
             slot = self.table.take_slot(None)
             if slot is not None:
@@ -301,19 +217,31 @@ class Model(RuleBasedStateMachine):
         table.clean_up()
         assert not any(table.lies_on(page, tier, part) for page in table.perhaps_on(tier, part))
 
-    @rule(what=st.integers(0, 5))
-    def flush(self, what: int) -> None:
-        if what > 1:
-            return  # seldom, so that there are pages
-        if what:
+    @rule(really=st.integers(0, 5))
+    def forget(self, really: int) -> None:
+        if not really:  # seldom, so that there are pages
             self.table.forget_namespace(self.table.serving)
             assert self.table.listed(self.table.serving) == []
-            return
+
+    @precondition(lambda self: self.table.pages > 3)
+    @rule()
+    def flush(self) -> None:
         self.table.forget_memory()
-        flushes = self.table.flushes
-        for page in reversed(self.table.in_memory()):
-            self.table.settle(page)
-        self.table.emptied(flushes)
+        self.flushed.update(page for page in self.table.listed() if not page.begun_in(SSD))
+        self.to_settle = self.table.in_memory()
+
+    @precondition(lambda self: self.to_settle is not None)
+    @rule(count=st.integers(1, 5))
+    def settle(self, count: int) -> None:
+        """A flush goes on: with some pages, or, where there are no more, it is over."""
+        assert self.to_settle is not None
+        if not self.to_settle:
+            self.table.emptied(self.table.flushes)
+            self.to_settle = None
+            return
+        for page in [self.to_settle.pop() for _ in self.to_settle[-count:]]:
+            if not page.dropped:
+                self.table.settle(page)
 
     @rule(policy=st.sampled_from([LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED]))
     def change_policy(self, policy: EvictionPolicy) -> None:
@@ -332,6 +260,8 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def all_is_well(self) -> None:
         self.rig.check()
+        for page in self.flushed:
+            assert page.dropped or not self.table.holds(page), "found after it was flushed"
         coming: dict[int, set[Any]] = {PEER: set(), SSD: set()}
         for page, tier in self.under_way:
             if tier != HOST:
