@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,16 @@ def _turn(item: pytest.Item) -> int:
     if file.startswith("tests/e2e/"):
         return 0
     return 1 + (LONGEST.index(file) if file in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A server that ended by itself has said why in its log, which is gone with the machine that ran the tests."""
+    report = yield
+    error = None if call.excinfo is None else call.excinfo.value
+    if detail := getattr(error, "detail", ""):
+        report.sections.append(("what other programs wrote", str(detail)))
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

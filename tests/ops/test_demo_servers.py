@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import inspect
 import json
 import signal
 import socket
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.utils.network import get_free_port_below_ephemeral
 
 from swift_tiers.ops.commands.demo import replay, servers
 from swift_tiers.ops.commands.demo.replay import ReplayError, ask, read_answer
@@ -268,13 +270,25 @@ def test_no_client_of_anybody_is_given_a_port_that_a_server_is_to_bind(
     outgoing.write_text("1024\t65535\n")  # every port may be given: then none is better than another
     assert len(free_ports(3)) == 3
     outgoing.unlink()
-    assert all(16_384 <= port < 32_768 for port in free_ports(50))
+    assert all(11_000 <= port < 22_000 for port in free_ports(50))
+
+
+def test_no_server_is_given_a_port_that_ranks_of_another_may_meet_at() -> None:
+    looks = inspect.signature(get_free_port_below_ephemeral).parameters
+    assert looks["low"].default == servers.SGLANGS_PORTS
+
+
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has bound the first by then."""
+    monkeypatch.setattr(servers, "_ports_for_servers", lambda: list(range(11_000, 11_101)))
+    first = free_ports(1)
+    assert free_ports(1) != first
 
 
 def test_ports_that_are_taken_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = free_ports(1)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
         monkeypatch.setattr(servers, "_ports_for_servers", lambda: [port] * 101)
         with pytest.raises(ServerError, match=r"no 1 ports are free .* end what listens on them"):
             free_ports(1)

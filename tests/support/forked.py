@@ -96,6 +96,7 @@ class ForkedServer(Server):
     """`python -m sglang.launch_server`, but for the imports."""
 
     patience = 120.0
+    log_lines = 200  # what a rank wrote that failed is followed by what others wrote that it took along
 
     def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> Forked:  # type: ignore[override]
         starting = context(environment)

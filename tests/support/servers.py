@@ -118,7 +118,9 @@ class Site:
         command = [word for pair in options.items() for word in pair] + list(arguments)
         if tiers is not None:
             command += ["--enable-swift-tiers", "--swift-tiers-config", json.dumps(tiers)]
-        (port,) = free_ports(1)
+        port, meeting = free_ports(2)
+        if "--dp-size" not in command:  # else each replica looks for one of its own
+            command += ["--nccl-port", str(meeting)]
         return ForkedServer(name, command, port, self.root / f"{name}.log")
 
     def tiers(self, *directories: Path, host: str = "1MiB") -> dict[str, Any]:

@@ -27,6 +27,9 @@ POLL_SECONDS = 0.5
 LOG_LINES = 12
 #: The first and the last port that the kernel gives to a connection that asks for none.
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+#: The first of those that SGLang looks among for where a server's ranks meet (`get_free_port_below_ephemeral`).
+SGLANGS_PORTS = 22_000
+_given: set[int] = set()  # by `free_ports`
 # Runs the rest of its command line in its place, after asking the kernel for SIGTERM should its parent die: a demo
 # that is killed with SIGKILL must not leave servers behind either.
 TIED_TO_PARENT = (
@@ -42,12 +45,14 @@ def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 that nobody listens on now, all different.
 
     A server binds its port many seconds after this has looked. So the ports lie below those that the kernel gives to
-    outgoing connections: any client on the machine could take one of those in the meantime.
+    outgoing connections, and below those that SGLang looks among for its ranks to meet at: any client and any other
+    server on the machine could take one of those in the meantime. None is returned twice.
     """
     candidates = random.sample(_ports_for_servers(), 100 + count)
-    free = list(itertools.islice(filter(_is_free, candidates), count))
+    free = list(itertools.islice((port for port in candidates if port not in _given and _is_free(port)), count))
     if len(free) < count:
         raise ServerError(f"no {count} ports are free among {len(candidates)} of 127.0.0.1: end what listens on them")
+    _given.update(free)
     return free
 
 
@@ -57,7 +62,8 @@ def _ports_for_servers() -> range:
     except (OSError, ValueError):
         first_outgoing = 32768  # the kernel's default
     # Where the kernel may give nearly all of them, none is better than another.
-    return range(first_outgoing // 2, first_outgoing) if first_outgoing >= 4096 else range(10_000, 65_536)
+    end = min(first_outgoing, SGLANGS_PORTS)
+    return range(end // 2, end) if first_outgoing >= 4096 else range(10_000, 65_536)
 
 
 def _is_free(port: int) -> bool:
@@ -74,6 +80,8 @@ class Server:
 
     #: How long it may take to say what its tiers hold, seconds.
     patience = 30.0
+    #: Of its log, if it has died, so many lines are shown.
+    log_lines = LOG_LINES
 
     def __init__(
         self, name: str, arguments: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
@@ -202,7 +210,7 @@ class Server:
             connection.close()
 
     def _error(self, problem: str) -> ServerError:
-        detail = log_tail(self.log, LOG_LINES)
+        detail = log_tail(self.log, self.log_lines)
         return ServerError(f"the server {self.name} {problem}; its log: {self.log}", detail=detail)
 
 
