@@ -26,6 +26,8 @@ ENVIRONMENT = {
 
 #: Engines that bring nothing of several objects where one of them is missing.
 ALL_OR_NOTHING = ("nixl",)
+#: Engines whose client waits for a transfer by asking, over and over (kvcache-ai/Mooncake#1033).
+SPINNING = ("mooncake",)
 
 
 class SlotPool:
@@ -103,6 +105,7 @@ class BackendDriver:
         self._backend.on_host_pools_registered()
         self._kv, self._transfer = PoolName.KV, PoolTransfer
         self._all_or_nothing = engine in ALL_OR_NOTHING
+        self.spins = engine in SPINNING
 
     def exists(self, names: Sequence[str]) -> int:
         return int(self._backend.batch_exists(list(names)))

@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS, probe_name
+from swift_tiers.radix_tiering.tiers.remote.reads import MOST_TOGETHER, OBJECTS_TOGETHER
 from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
 from swift_tiers.radix_tiering.tiers.tier import Chain
 
@@ -287,6 +288,25 @@ def test_a_throttled_link_lets_so_many_bytes_through_and_no_more(machines: Machi
     assert get(third, keys) == len(keys)
     assert 8 * (whole - burst) <= machines.runner.monotonic() - began <= 1.2 * 8 * whole
     assert {len(job.names) for job in machines.store.jobs if job.verb == "get"} == {1}, "met one by one"
+
+
+@on_machines
+def test_where_objects_come_soon_more_of_them_are_asked_for_together(machines: Machines) -> None:
+    """What takes long is met by who computes meanwhile, or is the way there and back: no more of it at once."""
+    slots, keys = 4 * MOST_TOGETHER, run_of("a", 16)
+    first = machines.server(slots=slots, host_pages=2 * len(keys))
+    put(first, keys)
+    wait_sent(first)
+    for seconds, together in ((0.001, MOST_TOGETHER), (0.2, OBJECTS_TOGETHER)):
+        machines.store.seconds = seconds
+        second = machines.server(
+            slots=slots, host_pages=2 * len(keys), read_seconds=60.0, lookup_deadline=Duration(1.0)
+        )
+        machines.store.jobs.clear()
+        assert get(second, keys) == len(keys)
+        sizes = [len(job.names) for job in machines.store.jobs if job.verb == "get"]
+        assert sizes[0] == OBJECTS_TOGETHER
+        assert max(sizes) == together
 
 
 @on_machines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ class DirectoryDriver:
         if options.get("refuses"):
             raise ConnectionError("no store answers at this address")
         self._trouble = self._directory / "trouble"
+        self.spins = bool(options.get("spins"))
+        self._tells = "spins" in options
+        self._policies: dict[str, int] = {}
         if options.get("alone"):  # it shares nothing
             self._directory = self._directory / str(os.getpid())
             self._directory.mkdir()
@@ -45,7 +49,11 @@ class DirectoryDriver:
         return [True] * len(names)
 
     def _have_trouble(self, verb: str) -> None:
-        """What a file `trouble` says: "get hangs", "exists raises"."""
+        """What a file `trouble` says: "get hangs", "exists raises". With an option `spins`, `policies` is told whose
+        turn the thread's is."""
+        if self._tells:
+            self._policies[verb] = os.sched_getscheduler(0)
+            (self._directory / "policies").write_text(json.dumps(self._policies))
         what = self._trouble.read_text() if self._trouble.exists() else ""
         while what == f"{verb} hangs":
             time.sleep(3600)

@@ -44,6 +44,11 @@ class ArrivalMemory:
         return len(self._memory)
 
     @property
+    def share(self) -> int:
+        """Slots that one job may take, so that there are some for others."""
+        return max(1, len(self._memory) // 4)
+
+    @property
     def unused(self) -> int:
         """Slots that are free, or would be made so."""
         return len(self._free) + len(self._arrived)

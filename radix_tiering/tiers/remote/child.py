@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
-import mmap
 import os
 import signal
 import socket
@@ -22,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
-import numpy as np
 
+from ...base.memory import collapse, shared_array
 from .engine import Driver, EngineJob, OpenDriver, Verb
 from .messages import MOST_BYTES, Begin, Failed, JobDone, LetIn, Ready, peer_user, widen
 
@@ -31,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 #: How long one that connects may take to say what it wants, seconds.
 JOIN_SECONDS = 5.0
 #: Threads for each verb and rank.
-LANES: dict[Verb, int] = {"exists": 1, "get": 2, "put": 1}
+LANES: dict[Verb, int] = {"exists": 1, "get": 2, "put": 2}
 #: Characters of an error that are told.
 REASON = 300
 
@@ -60,7 +59,10 @@ class _Child:
         self._lock = threading.Lock()
         self._ranks: list[_Rank] = []
         self._driver: Driver | None = None
-        self._lanes = {verb: ThreadPoolExecutor(count * places, f"swift-{verb}") for verb, count in LANES.items()}
+        self._lanes = {
+            verb: ThreadPoolExecutor(count * places, f"swift-{verb}", self._begin_lane, (verb,))
+            for verb, count in LANES.items()
+        }
 
     # ---- ranks ----
 
@@ -113,6 +115,14 @@ class _Child:
 
     # ---- jobs ----
 
+    def _begin_lane(self, verb: Verb) -> None:
+        """Where the engine's client waits by asking over and over, whoever has something to do comes first: the node on
+        the same machine, and the forward. Not from a processor that nobody wants is anything taken."""
+        assert self._driver is not None
+        if verb != "exists" and self._driver.spins:
+            with suppress(OSError):  # it may not: then it spins as others do
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
     def serve(self, rank: _Rank) -> None:
         """Until the rank ends."""
         decoder = msgspec.msgpack.Decoder(EngineJob)
@@ -164,9 +174,9 @@ def main(owner: int, places: int, connected: int, memory: int, listener: int = -
     first = child.add(connection)
     if listener >= 0:
         threading.Thread(target=child.welcome, args=(socket.socket(fileno=listener),), daemon=True).start()
-    size = places * begin.slots * begin.stride
-    slots = np.frombuffer(mmap.mmap(memory, size), np.uint8).reshape(-1, begin.stride)
     try:
+        slots = shared_array(memory, places * begin.slots * begin.stride).reshape(-1, begin.stride)
+        collapse(slots)  # all that passes is copied to here, and sent from here
         module, _, name = begin.driver.partition(":")
         open_driver: OpenDriver = getattr(importlib.import_module(module), name)
         child.opened(open_driver(begin.engine, begin.options, slots))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import mmap
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from ...base.memory import shared_array
 from .messages import MOST_BYTES, Begin, FromChild, LetIn, peer_user, widen
 
 #: How long a process that was killed is waited for, seconds: a guard, the kernel takes no longer.
@@ -158,7 +158,7 @@ class MetProcess:
 
 
 def _slots(memory: int, begin: Begin, size: int, place: int) -> np.ndarray:
-    whole = np.frombuffer(mmap.mmap(memory, size), np.uint8).reshape(-1, begin.stride)
+    whole = shared_array(memory, size).reshape(-1, begin.stride)
     return whole[place * begin.slots :][: begin.slots]
 
 

@@ -60,6 +60,10 @@ OpenEngine = Callable[[Callable[[EngineEvent], None]], RemoteEngine]
 class Driver(Protocol):
     """What speaks to an engine, in the child. For several threads; each may hang, or end the process."""
 
+    @property
+    def spins(self) -> bool:
+        """Whether `get` and `put` wait by asking the engine over and over, which keeps a processor busy."""
+
     def exists(self, names: Sequence[str]) -> int:
         """How many objects are there, from the first on."""
 

@@ -20,10 +20,10 @@ from .objects import ObjectNames, ObjectShape, blank, parse_name, tails, unwrap
 from .probe import CostProbe
 from .rumours import Rumours
 
-#: Objects asked for in one job: an engine that hangs costs one job, whole.
-OBJECTS_TOGETHER = 4
-#: What several objects may take together by `remote.throttle`, seconds, or else they come one by one: who computes the
-#: front of a prefix meanwhile meets what has come.
+#: Objects asked for in one job, and as many as that where they come soon: an engine that hangs costs one job, whole.
+OBJECTS_TOGETHER, MOST_TOGETHER = 4, 8
+#: How soon that is, seconds. By `remote.throttle` not even the first so many may take longer, or they come one by one.
+#: Who computes the front of a prefix meanwhile meets what has come.
 TOGETHER_SECONDS = 0.05
 #: Jobs that may be under way.
 MOST_READS = 2
@@ -52,6 +52,13 @@ class WantedPage(NamedTuple):
     read: Read
     place: RemotePlace
     until: float
+
+
+def _together(objects: int, seconds: float) -> int:
+    """How many objects to ask for in one job, where so many took so long. No fewer for being slow: what takes long may
+    be the way there and back."""
+    soon = objects * TOGETHER_SECONDS
+    return MOST_TOGETHER if soon >= MOST_TOGETHER * seconds else max(OBJECTS_TOGETHER, int(soon / seconds))
 
 
 class _Fetch:
@@ -95,6 +102,7 @@ class ObjectReads:
         self._wanted: OrderedDict[str, _Fetch] = OrderedDict()  # no slot yet
         self._fetching: dict[str, _Fetch] = {}
         self._under_way = 0
+        self._together = OBJECTS_TOGETHER
 
     # ---- find ----
 
@@ -157,8 +165,8 @@ class ObjectReads:
     def go_on(self) -> None:
         """Ask for what is wanted, as far as there are slots. The engine can be asked."""
         while self._wanted and self._under_way < MOST_READS:
-            together = self._line.objects_within(TOGETHER_SECONDS, OBJECTS_TOGETHER)
-            slots = self._line.slots.take(min(together, len(self._wanted)))
+            together = self._line.objects_within(TOGETHER_SECONDS, self._together)
+            slots = self._line.slots.take(min(together, self._line.slots.share, len(self._wanted)))
             if not slots:
                 return
             fetches = [self._wanted.popitem(last=False)[1] for _ in slots]
@@ -190,6 +198,7 @@ class ObjectReads:
 
         def done(came: Sequence[bool]) -> None:
             self._under_way -= 1
+            self._together = _together(len(slots), self._clock() - began)
             self.go_on()  # first: the engine goes on while what has come is copied and verified
             nbytes = 0
             for fetch, slot, there in zip(fetches, slots, came, strict=True):
@@ -199,6 +208,7 @@ class ObjectReads:
 
         def late() -> None:
             self._under_way -= 1
+            self._together = OBJECTS_TOGETHER
             for fetch in fetches:
                 self._fail(fetch, ReadOutcome.LATE if line.alive else ReadOutcome.CANCELLED)
 

@@ -21,7 +21,7 @@ from .objects import ObjectHeader, ObjectNames, ObjectShape, wrap
 from .rumours import Rumours
 
 #: Objects written in one job: an engine that hangs costs one job, whole.
-OBJECTS_TOGETHER = 4
+OBJECTS_TOGETHER = 8
 #: Runs that may be under way.
 MOST_RUNS = 2
 #: How long a run may take to be written, seconds.
@@ -109,7 +109,7 @@ class ObjectWrites:
             self._under_way -= 1
             return
         objects = (len(run.writes) - run.at) // shape.pages
-        taken = slots.take(min(OBJECTS_TOGETHER, max(1, objects - 1)))
+        taken = slots.take(min(OBJECTS_TOGETHER, slots.share, max(1, objects - 1)))
         if not taken:
             self._stop(run, "no arrival memory is free")
             return
@@ -186,11 +186,11 @@ class ObjectWrites:
         """Put pages into a slot, uint8 [stride], as an object; False where one of them is damaged."""
         digests = []
         for index, write in enumerate(writes):
-            page = self._shape.page(slot, index)
-            page[:] = write.data[: self._shape.page_bytes]
+            page = write.data[: self._shape.page_bytes]
             fingerprint = self._fingerprint(page)
             if fingerprint != write.digest:
                 return False
+            self._shape.page(slot, index)[:] = page  # while it is in the cache
             digests.append(fingerprint if self._fingerprint is page_digest else page_digest(page))
         record = writes[-1].record
         keys = tuple(self._names.key(write.record.key) for write in writes)

@@ -1,15 +1,22 @@
-"""Buffers in huge pages."""
+"""Buffers in huge pages, this process' own and shared ones."""
 
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base import memory
-from swift_tiers.radix_tiering.base.memory import HUGE_PAGE_BYTES, available_memory, huge_array
+from swift_tiers.radix_tiering.base.memory import (
+    HUGE_PAGE_BYTES,
+    available_memory,
+    collapse,
+    huge_array,
+    shared_array,
+)
 
 
 def mapping(address: int) -> list[str]:
@@ -91,3 +98,60 @@ def test_available_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
     assert available_memory(meminfo) == 7 * 1024
     assert available_memory(tmp_path / "missing") is None
+
+
+# ---- shared with others ----
+
+
+def shared(size: int) -> tuple[int, np.ndarray]:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size)
+    return descriptor, shared_array(descriptor, size)
+
+
+@pytest.mark.parametrize("size", [1, 5_000_001, 3 * HUGE_PAGE_BYTES])
+def test_all_who_map_shared_memory_see_the_same(size: int) -> None:
+    """Before it is moved to huge pages, or as far as it can be, and after."""
+    descriptor, one = shared(size)
+    other = shared_array(descriptor, size)
+    os.close(descriptor)
+    assert one.shape == (size,)
+    assert one.ctypes.data % HUGE_PAGE_BYTES == 0
+    one[:] = 7
+    collapse(one)
+    assert (other == 7).all()
+    other[-1] = 9
+    assert one[-1] == 9
+
+
+def test_shared_memory_is_moved_to_huge_pages_whatever_the_kernel_does_by_itself() -> None:
+    descriptor, array = shared(4 * HUGE_PAGE_BYTES)
+    array[0] = 1  # most of it is not there yet
+    moved = collapse(array)
+    os.close(descriptor)
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    denied = not setting.exists() or "[deny]" in setting.read_text()
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if release >= (6, 1) and not denied:
+        assert moved
+        assert size_of(mapping(array.ctypes.data), "ShmemPmdMapped") == array.nbytes
+    assert size_of(mapping(array.ctypes.data), "Rss") == array.nbytes
+
+
+def test_shared_memory_is_let_go_of_with_its_last_view() -> None:
+    descriptor, array = shared(HUGE_PAGE_BYTES)
+    os.close(descriptor)
+    address, view = array.ctypes.data, array[10:20]
+    del array
+    gc.collect()
+    view[:] = 1
+    del view
+    gc.collect()
+    assert mapping(address) == []
+
+
+def test_what_cannot_be_mapped_says_so(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "read only", os.O_RDONLY | os.O_CREAT)
+    with pytest.raises(OSError, match="4096 bytes cannot be mapped"):
+        shared_array(descriptor, 4096)
+    os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -89,6 +90,21 @@ def test_what_one_child_wrote_another_reads_and_none_is_left(server: Callable[..
     second = server().wait_ready()
     assert get(second.stack, keys) == 3 * RUN
     check(second.stack)
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_threads_that_wait_by_asking_take_no_processor_that_somebody_wants(
+    server: Callable[..., Server], tmp_path: Path, spins: bool
+) -> None:
+    """With a client that spins, the tier took half of two cores from the node that it waited for."""
+    first, keys = server(spins=spins).wait_ready(), run_of("a", 3)
+    put(first.stack, keys)
+    wait_sent(first.stack)
+    waits = os.SCHED_IDLE if spins else os.SCHED_OTHER
+    assert json.loads((tmp_path / "policies").read_text()) == {"exists": os.SCHED_OTHER, "put": waits}
+    second = server(spins=spins).wait_ready()
+    assert get(second.stack, keys) == 3 * RUN
+    assert json.loads((tmp_path / "policies").read_text()) == {"exists": os.SCHED_OTHER, "get": waits}
 
 
 @pytest.mark.parametrize("how", [signal.SIGSEGV, signal.SIGSTOP, "get hangs", "get raises"])
