@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -278,13 +277,15 @@ def test_more_than_fits(machines: Machines, in_time: None) -> None:
     chains = [machines.sent(f"before {number}") for number in range(6)]
     with raw_engine(machines.store, 8, FILLER) as engine:
         engine.memory[:] = np.random.default_rng(2).integers(0, 256, engine.memory.shape, np.uint8)
-        taken = number = 0
-        until = time.monotonic() + START_SECONDS
-        while taken < 96:  # half as much again as the nodes have; what was asked for just now stays, and may fill them
-            assert time.monotonic() < until, "nothing is evicted"
-            taken += sum(engine.ask("put", [f"filler-{number}-{slot}" for slot in range(8)], list(range(8))).done)
+        numbers, taken = iter(range(10_000)), []
+
+        def overfull() -> bool | None:  # what was asked for just now stays, and may fill the nodes for a while
+            number = next(numbers)
+            taken.extend(engine.ask("put", [f"filler-{number}-{slot}" for slot in range(8)], list(range(8))).done)
             if number % 4 == 0:
                 get(machines.second.stack, chains[number // 4 % len(chains)])
                 machines.sent(f"meanwhile {number}")
-            number += 1
+            return sum(taken) >= 96 or None  # half as much again as the nodes have
+
+        assert wait_for(overfull, PATIENCE), "nothing is evicted"
     machines.heals("evicted")

@@ -44,11 +44,6 @@ class ArrivalMemory:
         return len(self._memory)
 
     @property
-    def share(self) -> int:
-        """Slots that one job may take, so that there are some for others."""
-        return max(1, len(self._memory) // 4)
-
-    @property
     def unused(self) -> int:
         """Slots that are free, or would be made so."""
         return len(self._free) + len(self._arrived)
@@ -59,7 +54,9 @@ class ArrivalMemory:
         return memory
 
     def take(self, count: int) -> list[int]:
-        """Up to so many; what was read longest ago makes room."""
+        """Up to so many, for one job: no more than a quarter of all, so that there are some for others. What was read
+        longest ago makes room."""
+        count = min(count, max(1, len(self._memory) // 4))
         while len(self._free) < count and self._arrived:
             self._free.append(self._arrived.popitem(last=False)[1].slot)
         return [self._free.pop() for _ in range(min(count, len(self._free)))]

@@ -57,8 +57,8 @@ class WantedPage(NamedTuple):
 def _together(objects: int, seconds: float) -> int:
     """How many objects to ask for in one job, where so many took so long. No fewer for being slow: what takes long may
     be the way there and back."""
-    soon = objects * TOGETHER_SECONDS
-    return MOST_TOGETHER if soon >= MOST_TOGETHER * seconds else max(OBJECTS_TOGETHER, int(soon / seconds))
+    soon = int(objects * TOGETHER_SECONDS / seconds) if seconds > 0 else MOST_TOGETHER
+    return max(OBJECTS_TOGETHER, min(MOST_TOGETHER, soon))
 
 
 class _Fetch:
@@ -166,7 +166,7 @@ class ObjectReads:
         """Ask for what is wanted, as far as there are slots. The engine can be asked."""
         while self._wanted and self._under_way < MOST_READS:
             together = self._line.objects_within(TOGETHER_SECONDS, self._together)
-            slots = self._line.slots.take(min(together, self._line.slots.share, len(self._wanted)))
+            slots = self._line.slots.take(min(together, len(self._wanted)))
             if not slots:
                 return
             fetches = [self._wanted.popitem(last=False)[1] for _ in slots]

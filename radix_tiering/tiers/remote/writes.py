@@ -109,7 +109,7 @@ class ObjectWrites:
             self._under_way -= 1
             return
         objects = (len(run.writes) - run.at) // shape.pages
-        taken = slots.take(min(OBJECTS_TOGETHER, slots.share, max(1, objects - 1)))
+        taken = slots.take(min(OBJECTS_TOGETHER, max(1, objects - 1)))
         if not taken:
             self._stop(run, "no arrival memory is free")
             return
