@@ -107,3 +107,37 @@ class Rig:
             assert (victim is None) == (not free)
             if victim is not None:
                 assert self.rank(victim, tier) == min(self.rank(page, tier) for page in free), "not who leaves first"
+
+
+class FlushInSteps:
+    """Flushes of memory, each as a sweep carries it out while others go on. `flushed`: pages that one of them is to
+    end, since no tier that outlives it had, or was to have, a copy of them."""
+
+    def __init__(self, table: PageTable) -> None:
+        self.flushed: set[Page] = set()
+        self._table = table
+        self._left: list[Page] | None = None  # that the one under way has yet to go through
+
+    @property
+    def under_way(self) -> bool:
+        return self._left is not None
+
+    def begin(self) -> None:
+        self._table.forget_memory()
+        self.flushed.update(page for page in self._table.listed() if not page.begun_in(SSD))
+        self._left = self._table.in_memory()
+
+    def go_on(self, count: int) -> None:
+        """With so many pages; where none is left, it is over."""
+        assert self._left is not None
+        if not self._left:
+            self._table.emptied(self._table.flushes)
+            self._left = None
+            return
+        for page in [self._left.pop() for _ in self._left[-count:]]:
+            if not page.dropped:
+                self._table.settle(page)
+
+    def check(self) -> None:
+        for page in self.flushed:
+            assert page.dropped or not self._table.holds(page), "found after it was flushed"

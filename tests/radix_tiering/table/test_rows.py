@@ -29,16 +29,14 @@ from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 
 from support.engine import GEOMETRY, chain
 from support.examples import examples
-from support.table_rig import LENGTH, PEER, SSD, Counting, Rig
+from support.table_rig import LENGTH, PEER, SSD, Counting, FlushInSteps, Rig
 
 NUMBERS = st.integers(0, 10_000)
 DOWN = st.sampled_from([PEER, SSD])
 
 
 class Model(RuleBasedStateMachine):
-    """`under_way`: copies that have begun, and not ended, with their tiers; `pinned`: pages, once for each pin;
-    `to_settle`: pages that a flush of memory has yet to go through, if one is under way; `flushed`: those that it was
-    to end, since nothing was written of them that outlives it, nor begun."""
+    """`under_way`: copies that have begun, and not ended, with their tiers; `pinned`: pages, once for each pin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,8 +44,7 @@ class Model(RuleBasedStateMachine):
         self.table = self.rig.table
         self.under_way: list[tuple[Page, int]] = []
         self.pinned: list[Page] = []
-        self.to_settle: list[Page] | None = None
-        self.flushed: set[Page] = set()
+        self.flushes = FlushInSteps(self.table)
 
     def one(self, number: int) -> Page | None:
         pages = self.table.listed()
@@ -226,22 +223,12 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.table.pages > 3)
     @rule()
     def flush(self) -> None:
-        self.table.forget_memory()
-        self.flushed.update(page for page in self.table.listed() if not page.begun_in(SSD))
-        self.to_settle = self.table.in_memory()
+        self.flushes.begin()
 
-    @precondition(lambda self: self.to_settle is not None)
+    @precondition(lambda self: self.flushes.under_way)
     @rule(count=st.integers(1, 5))
     def settle(self, count: int) -> None:
-        """A flush goes on: with some pages, or, where there are no more, it is over."""
-        assert self.to_settle is not None
-        if not self.to_settle:
-            self.table.emptied(self.table.flushes)
-            self.to_settle = None
-            return
-        for page in [self.to_settle.pop() for _ in self.to_settle[-count:]]:
-            if not page.dropped:
-                self.table.settle(page)
+        self.flushes.go_on(count)
 
     @rule(policy=st.sampled_from([LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED]))
     def change_policy(self, policy: EvictionPolicy) -> None:
@@ -260,8 +247,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def all_is_well(self) -> None:
         self.rig.check()
-        for page in self.flushed:
-            assert page.dropped or not self.table.holds(page), "found after it was flushed"
+        self.flushes.check()
         coming: dict[int, set[Any]] = {PEER: set(), SSD: set()}
         for page, tier in self.under_way:
             if tier != HOST:
