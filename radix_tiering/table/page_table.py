@@ -697,6 +697,20 @@ class PageTable:
             self._shed_asked_for = False
         return evicted
 
+    def kept_by_followers(self, tier: int) -> list[Page]:
+        """The pages that may have no copy but one in this tier, and are no victims because of what follows them,
+        wherever that is: those used longest ago first, and of a sequence its end. Any thread."""
+        if tier == HOST or self.of[tier].durable:
+            return []  # something may always leave there
+        pages = [page for page in self._pages(self.of[tier].listed()) if not page.elsewhere(tier)]
+        return sorted(pages, key=lambda page: (page.last_use, -page.depth))
+
+    def give_up(self, page: Page, tier: int) -> int:
+        """`drop` one of `kept_by_followers`, if it still is one and not pinned; how many pages have left already."""
+        if page.pinned or not page.whole_in(tier) or page.elsewhere(tier):
+            return 0
+        return self.drop(page)
+
     def change_eviction(self, policy: EvictionPolicy) -> None:
         """Pages leave by `policy` from now on."""
         orders = self._orders(policy, [copies.keeper for copies in self.of[1:]])

@@ -99,8 +99,24 @@ def shed(table: PageTable) -> Sweep:
             step = table.shed(STEP_PAGES)
         evicted += step
         if not step:
-            return evicted
+            break
         yield
+    for tier in range(len(table.of)):
+        if table.over(tier):
+            evicted += yield from _shed_with_followers(table, tier)
+    return evicted
+
+
+def _shed_with_followers(table: PageTable, tier: int) -> Sweep:
+    """Pages that only this tier has, and that others follow elsewhere, leave with all of those, the coldest first."""
+    left = 0
+    for batch in batches(table.kept_by_followers(tier)):
+        with table.lock:
+            for page in batch:
+                if table.over(tier):
+                    left += table.give_up(page, tier)
+        yield
+    return left + (yield from clean(table))
 
 
 def keep(table: PageTable, page: Page) -> Sweep:

@@ -26,6 +26,7 @@ from swift_tiers.radix_tiering.table.policy import (
 from swift_tiers.radix_tiering.table.rows import LEAST_ROWS
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.way import sweeps
 
 from support.engine import GEOMETRY, chain
 from support.examples import examples
@@ -33,6 +34,12 @@ from support.table_rig import LENGTH, PEER, SSD, Counting, FlushInSteps, Rig
 
 NUMBERS = st.integers(0, 10_000)
 DOWN = st.sampled_from([PEER, SSD])
+#: What says how much host memory, and each tier beneath it, may hold.
+LIMITS = "limit_bytes", "limit", "limit"
+
+
+def holds_pages(model: Model) -> bool:
+    return model.table.pages > 0
 
 
 class Model(RuleBasedStateMachine):
@@ -50,9 +57,15 @@ class Model(RuleBasedStateMachine):
         pages = self.table.listed()
         return pages[number % len(pages)] if pages else None
 
-    @rule(path=st.lists(st.integers(0, 1), min_size=1, max_size=5), ends=st.booleans(), tiers=st.sets(DOWN))
-    def put(self, path: list[int], ends: bool, tiers: set[int]) -> None:
-        """A sequence comes in; it is there at once if it `ends`, and in these tiers beneath."""
+    @rule(
+        path=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+        ends=st.booleans(),
+        tiers=st.sets(DOWN),
+        left=st.integers(0, 3),
+    )
+    def put(self, path: list[int], ends: bool, tiers: set[int], left: int) -> None:
+        """A sequence comes in; it is there at once if it `ends`, and in these tiers beneath; so many of its pages have
+        then `left` host memory."""
         keys, table = chain(*path), self.table
         held = table.settled_chain(table.serving, keys)
         assert [page.key for page in held] == keys[: len(held)]
@@ -69,6 +82,9 @@ class Model(RuleBasedStateMachine):
                 if tier == PEER or page.parent is None or page.parent.begun_in(SSD):
                     table.begin(page, tier, self.rig.tiers[tier - 1].take(), b"d" * 16)
                     assert table.end(page, tier, whole=True)
+        for page in taken[: left if tiers else 0]:
+            if page.elsewhere(HOST):
+                table.lose(page, HOST)
 
     @precondition(lambda self: self.under_way)
     @rule(number=NUMBERS, whole=st.booleans())
@@ -82,6 +98,7 @@ class Model(RuleBasedStateMachine):
         if not kept and keeper is not None:
             keeper.release([copy.place])
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS, tier=DOWN)
     def write(self, number: int, tier: int) -> None:
         page = self.one(number)
@@ -97,6 +114,7 @@ class Model(RuleBasedStateMachine):
         self.table.begin(page, tier, self.rig.tiers[tier - 1].take(), b"d" * 16)
         self.under_way.append((page, tier))
 
+    @precondition(holds_pages)
     @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=6, unique=True), tier=DOWN)
     def write_together(self, numbers: list[int], tier: int) -> None:
         """Pages in any order, those that have left among them; each once."""
@@ -118,6 +136,7 @@ class Model(RuleBasedStateMachine):
         self.table.begin_all(expected, tier, [self.rig.tiers[tier - 1].take() for _ in expected])
         self.under_way += [(page, tier) for page in expected]
 
+    @precondition(holds_pages)
     @rule(tier=st.integers(0, 2), count=st.integers(1, 4), ago=st.integers(0, 6))
     def make_way(self, tier: int, count: int, ago: int) -> None:
         """As victim after victim would leave."""
@@ -131,6 +150,7 @@ class Model(RuleBasedStateMachine):
         victim = self.table.victim(tier)
         assert made == count or victim is None or victim.last_use >= before
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS)
     def promote(self, number: int) -> None:
         page = self.one(number)
@@ -142,12 +162,14 @@ class Model(RuleBasedStateMachine):
                 self.under_way.append((page, HOST))
             self.table.unpin(page)
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS, reach=st.integers(0, 9), ago=st.integers(0, 2))
     def use(self, number: int, reach: int, ago: int) -> None:
         page = self.one(number)
         if page is not None:
             self.table.use(page, max(0, self.table.tick() - ago), reach)
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS, lands=st.booleans())
     def pin(self, number: int, lands: bool) -> None:
         page = self.one(number)
@@ -166,18 +188,21 @@ class Model(RuleBasedStateMachine):
         self.table.unpin(page)
         assert self.rig.landing == ([7] if landed and not others else [])
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS, tier=st.integers(0, 2))
     def lose(self, number: int, tier: int) -> None:
         page = self.one(number)
         if page is not None:
             self.table.lose(page, tier)
 
+    @precondition(holds_pages)
     @rule(tier=st.integers(0, 2))
     def evict(self, tier: int) -> None:
         victim = self.table.victim(tier)
         if victim is not None:
             self.table.evict(victim, tier)
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS, clean=st.integers(0, 3))
     def drop(self, number: int, clean: int) -> None:
         page = self.one(number)
@@ -187,6 +212,7 @@ class Model(RuleBasedStateMachine):
             self.table.clean_up(clean)
             assert all(self.table.find(self.table.serving, key) is None for key in keys), "hidden at once"
 
+    @precondition(holds_pages)
     @rule(number=NUMBERS)
     def keep_or_let_go(self, number: int) -> None:
         page, pins = self.one(number), self.table.operator_pins
@@ -197,6 +223,7 @@ class Model(RuleBasedStateMachine):
             del pins.pinned[page]
             pins.let_go(page)
 
+    @precondition(holds_pages)
     @rule(tier=DOWN, part=st.integers(0, 2), lost=NUMBERS, dropped=NUMBERS)
     def part_goes(self, tier: int, part: int, lost: int, dropped: int) -> None:
         """Between the look for its pages and their turn, one loses its copy, and another one leaves."""
@@ -214,9 +241,10 @@ class Model(RuleBasedStateMachine):
         table.clean_up()
         assert not any(table.lies_on(page, tier, part) for page in table.perhaps_on(tier, part))
 
-    @rule(really=st.integers(0, 5))
+    @precondition(holds_pages)
+    @rule(really=st.integers(0, 9))
     def forget(self, really: int) -> None:
-        if not really:  # seldom, so that there are pages
+        if really == 9:  # seldom, so that there are pages
             self.table.forget_namespace(self.table.serving)
             assert self.table.listed(self.table.serving) == []
 
@@ -229,6 +257,21 @@ class Model(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def settle(self, count: int) -> None:
         self.flushes.go_on(count)
+
+    @precondition(holds_pages)
+    @rule(tier=st.sampled_from([HOST, PEER, PEER, SSD]), pages=st.integers(0, 2))
+    def cap(self, tier: int, pages: int) -> None:
+        """A tier is to hold less. What it holds beyond that is pinned, or on its way."""
+        table = self.table
+        limits = [table.host, *table.of[1:]]
+        before = [(limit, name, getattr(limit, name)) for limit, name in zip(limits, LIMITS, strict=True)]
+        setattr(limits[tier], LIMITS[tier], pages * (GEOMETRY.stride_bytes if tier == HOST else LENGTH))
+        sweeps.run(sweeps.shed(table))
+        if table.over(tier):
+            assert table.victim(tier) is None
+            assert tier != PEER or all(page.pinned for page in table.listed() if page.whole_in(PEER))
+        for limit, name, value in before:
+            setattr(limit, name, value)
 
     @rule(policy=st.sampled_from([LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED]))
     def change_policy(self, policy: EvictionPolicy) -> None:
@@ -326,6 +369,29 @@ def test_a_copy_of_before_a_flush_is_none_wherever_it_was_written() -> None:
     assert table.probe(table.serving, chain("page")) == 0
     table.settle(page)
     assert peer.held == {first}, "which is the writer's"
+
+
+def test_a_capped_tier_lets_go_of_what_pages_follow_that_are_in_host_memory() -> None:
+    """Those lead nowhere without it, and it is nowhere else. What is pinned stays, and what fits."""
+    rig = Rig(8, LEAST_RECENTLY_USED)
+    table, peer = rig.table, rig.tiers[PEER - 1]
+
+    def comes_in(*names: str) -> list[Page]:
+        pages = table.take_in(None, chain(*names), LENGTH, table.tick())
+        table.end_all(pages, HOST, whole=True, digests=[b"d" * 16] * len(pages))
+        for page in pages[:-1]:
+            table.begin(page, PEER, peer.take(), b"d" * 16)
+            assert table.end(page, PEER, whole=True)
+            table.lose(page, HOST)
+        return pages
+
+    pinned, cold, warm = comes_in("a", "behind a"), comes_in("b", "behind b", "end"), comes_in("c", "behind c")
+    table.pin(pinned[0])
+    table.of[PEER].limit = 2 * LENGTH
+    assert table.victim(PEER) is None
+    assert sweeps.run(sweeps.shed(table)) == 3
+    assert [page.dropped for page in (*pinned, *cold, *warm)] == [False] * 2 + [True] * 3 + [False] * 2
+    rig.check()
 
 
 def test_a_chain_that_names_a_page_twice_takes_it_in_once() -> None:
