@@ -70,12 +70,13 @@ class TierStack:
         costs: LiveCosts | None = None,
         landing: LandingSlots | None = None,
         check_threads: int = 1,
+        copies_beside: bool = False,
         fill_behind: bool = False,
     ) -> None:
         """`tiers`: those beneath host memory, in the order in which a page that several have is read. `landing`: where
         pages land that do not pass through host memory. `check_threads`: that verify what is in host memory.
-        `fill_behind`: what durable tiers have kept is entered on a thread of its own, "swift-fill", and is a miss until
-        then; else before this returns."""
+        `copies_beside`: see `HostConfig.verifies`. `fill_behind`: what durable tiers have kept is entered on a thread
+        of its own, "swift-fill", and is a miss until then; else before this returns."""
         self.namespace = namespace
         self.config = config
         self.host = host
@@ -107,6 +108,7 @@ class TierStack:
         # were still the page's.
         unit = next((tier.checksum_unit for tier in tiers if tier.durable), None)
         geometry, restoring = namespace.geometry, config.restore
+        verify = config.host.verifies(copies_beside=copies_beside)
         self.movers = {
             tier.name: (Sender if tier.hints else Mover)(
                 self.table,
@@ -115,7 +117,7 @@ class TierStack:
                 runner=runner,
                 events=self.events,
                 admission=tier.admission(config.policy, geometry.tokens),
-                verify=bool(config.host.verify),
+                verify=bool(verify),
                 stored=self._stored,
             )
             for tier in tiers
@@ -153,8 +155,8 @@ class TierStack:
             events=self.events,
             runner=runner,
             deadline_seconds=float(config.policy.restore_deadline),
-            verify=config.host.verify,
-            checkers=Checkers(host, unit, check_threads if config.host.verify else 0, runner),
+            verify=verify,
+            checkers=Checkers(host, unit, check_threads if verify else 0, runner),
             planner=self.planner,
             reads=PageReads(self.planner, self.costs, self.clock, tiers, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,

@@ -34,13 +34,14 @@ class HostConfig(Section, frozen=True):
         Meta(description="Memory of the host tier, for all ranks of this server together; unset: 40 % of what is free"),
     ] = None
     verify: Annotated[
-        bool | Literal["beside"],
+        bool | Literal["auto", "beside"],
         Meta(
             description="Check the checksum of every page on its way from host memory to the device: true, before its "
             'request is admitted, and a damaged page is recomputed; "beside", while it is copied, so that nobody waits '
-            "for it, and a damaged page fails its request (503) before anything was answered"
+            'for it, and a damaged page fails its request (503) before anything was answered; "auto": beside where '
+            "the device is a GPU, before on a CPU; false: never"
         ),
-    ] = True
+    ] = "auto"
     codec: Annotated[
         Literal["none", "fp8", "int8", "int4"],
         Meta(
@@ -53,6 +54,13 @@ class HostConfig(Section, frozen=True):
     def lossy_codec(self) -> str:
         """`codec`; empty where pages are kept as they are."""
         return "" if self.codec == "none" else self.codec
+
+    def verifies(self, *, copies_beside: bool) -> bool | Literal["beside"]:
+        """What `verify` comes to. `copies_beside`: whether the device has pages copied while it computes, so that
+        whoever verifies them first only adds to the wait."""
+        if self.verify == "auto":
+            return "beside" if copies_beside else True
+        return self.verify
 
 
 class SsdConfig(Section, frozen=True):

@@ -122,7 +122,13 @@ def build_tiers(
     scope = shared_scope(config, server_args)
     kvikio = wanted_kvikio(config, pool)
     landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
-    more = {"landing": landing, "kvikio": kvikio, "scope": scope, "machines": server_args.nnodes}
+    more: dict[str, Any] = {
+        "landing": landing,
+        "kvikio": kvikio,
+        "scope": scope,
+        "machines": server_args.nnodes,
+        "copies_beside": pool.accelerator is not None,
+    }
     if not config.peer.donate and not config.peer.borrow:
         return open_stack(namespace, config, rank, **more), None
     from .peer_side import PeerSide
@@ -149,10 +155,12 @@ def open_stack(
     kvikio: Any = None,
     scope: str = "",
     machines: int = 1,
+    copies_beside: bool = False,
 ) -> TierStack:
     """Allocate the host tier, open the devices; what they hold is found while serving. `borrow`: makes the peer tier of
     a rank that borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory,
-    `kvikio`: from the devices too. `scope`: see `shared_scope`. `machines`: over which the ranks are spread."""
+    `kvikio`: from the devices too. `scope`: see `shared_scope`. `machines`: over which the ranks are spread.
+    `copies_beside`: see `HostConfig.verifies`."""
     geometry = namespace.geometry
     size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
@@ -199,6 +207,7 @@ def open_stack(
         costs=known_costs(namespace, config.restore),
         landing=landing,
         fill_behind=True,
+        copies_beside=copies_beside,
         check_threads=max(1, min(MOST_CHECK_THREADS, len(os.sched_getaffinity(0)) // 4)),
     )
 

@@ -31,13 +31,15 @@ OF_DONORS |= {"pages lent", "pages from lent memory"}
 OF_STORES = {name for name in HAPPENINGS if name.startswith("store: ")} | {"pages from the store"}
 #: What needs donors of several ranks, which have worlds in `tests/ops/torture/test_ranked_donors.py`.
 OF_RANKS = {"neighbour: stumble", *(f"donor: {name} fails" for name in RANK_FAILURES)}
+#: What needs damage in memory between a claim and its copy.
+BESIDE = "damage found beside a copy"
 #: What kinds of worlds do not have to reach.
 SELDOM = {
     "trouble": {*CRASHES, "fault: a short read", "fault: a sync does nothing", "fault: a sync fails"},
-    "calm": {*CRASHES, *OF_DEVICES, *TROUBLE},
+    "calm": {*CRASHES, *OF_DEVICES, *TROUBLE, BESIDE},
     "lent": {*CRASHES, *OF_DEVICES, "pages read to the device"},
     "crash": {"fault: a sync fails"},
-    "borrowed": {*CRASHES, *OF_DEVICES, *OF_LEASES, *TROUBLE},
+    "borrowed": {*CRASHES, *OF_DEVICES, *OF_LEASES, *TROUBLE, BESIDE},
     "shared": {*CRASHES, *OF_DEVICES, "pages read to the device"},
 }
 

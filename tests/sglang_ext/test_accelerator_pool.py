@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 import torch
@@ -11,12 +14,15 @@ from hypothesis import strategies as st
 from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.kernels.page_gather import PageCopy
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
+from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.sglang_ext.build import assembly, identity
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
 from swift_tiers.sglang_ext.way import offloads
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
+from support.engine import GEOMETRY
 from support.examples import examples
 
 POISON = 0x5A
@@ -497,3 +503,18 @@ def test_what_cannot_be_measured_is_guessed(monkeypatch, caplog):
     pool.prepare(np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8))
     assert pool.switch_over == SwitchOver()
     assert "an odd driver" in caplog.text
+
+
+@pytest.mark.parametrize("accelerator", [DeferredAccelerator(0, locked=True), None])
+def test_pages_are_verified_beside_the_copies_of_an_accelerator(
+    accelerator: DeferredAccelerator | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU copies them while it computes; on the CPU whoever verifies meanwhile takes time from the forward."""
+    opened: dict[str, object] = {}
+    monkeypatch.setattr(assembly, "current_rank", lambda: assembly.Rank(0, 1, 0, 1))
+    monkeypatch.setattr(assembly, "shared_scope", lambda *_: "")
+    monkeypatch.setattr(assembly, "open_stack", lambda *_, **named: opened.update(named))
+    monkeypatch.setattr(identity, "server_namespace", lambda *_: None)
+    pool = SimpleNamespace(geometry=GEOMETRY, accelerator=accelerator)
+    assembly.build_tiers(SimpleNamespace(nnodes=1), MagicMock(), pool, parse_config({}))  # type: ignore[arg-type]
+    assert opened["copies_beside"] is (accelerator is not None)

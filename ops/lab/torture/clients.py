@@ -53,14 +53,14 @@ class Clients:
         self._await(restore, lambda readiness: bool(readiness))
         state.tell(f"has {restore.pages} of {len(keys)} pages of {state.words(keys)}")
         assert restore.state is RestoreState.READY
-        places = restore.slots
-        state.compare(keys, places)
+        places = restore.slots.tolist()
+        state.compare(restore, keys, 0, places)
         assert all(state.put_at[key] > flushed for key in keys[: restore.pages]), "a page that was flushed"
         state.happened["pages"] += restore.pages
         state.happened["pages from the store"] += restore.found(0, restore.pages).count("remote")
         if draw.random() < 0.5:
             state.runner.sleep(draw.random() * 0.01)
-            state.compare(keys, places)
+            state.compare(restore, keys, 0, places)
         stack.restorer.release(restore)
         if draw.random() < 0.2:
             stack.restorer.flush()
@@ -91,7 +91,7 @@ class Clients:
             with stack.table.lock:
                 dropped = any(page.dropped for page in restore.claimed)
             if not dropped:
-                state.compare(keys[on_device:], restore.places(on_device, pages).numbers)
+                state.compare(restore, keys, on_device, restore.places(on_device, pages).numbers.tolist())
             state.happened["rounds"] += 1
             state.runner.sleep(0.001)
         stack.restorer.release(restore)

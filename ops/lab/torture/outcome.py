@@ -36,6 +36,7 @@ HAPPENINGS = (
     "pages",
     "rounds",
     "pages read to the device",
+    "damage found beside a copy",
     *TROUBLE,
     *(f"device {name}" for name in DEVICE_FAULTS),
     *(f"fault: {name}" for name in DEVICES_FAIL),

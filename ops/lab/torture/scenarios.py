@@ -130,7 +130,9 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
         slots = draw.choice((1, 2, 3, 5))
         peer = ModelPeer(4096, landing_slots=slots, runner=runner)
         length = slots * 4 + draw.randint(0, 4)
-        stack = new_stack(draw.choice((3, 2 * length)) + 2 * length, lent=peer, runner=runner)
+        verify = random.Random(f"verifying {seed}").choice((True, "beside"))
+        room = draw.choice((3, 2 * length)) + 2 * length
+        stack = new_stack(room, lent=peer, runner=runner, host={"verify": verify})
         leases = [peer.lend(length), peer.lend(length)]
         peer.settle()
         chains = [chain(*range(length)), chain(*range(length // 2), *"abcdefghijklmnopqrst"[: length // 2])]

@@ -73,11 +73,12 @@ def new_stack(
     runner: Runner = THREADS,
     others: Sequence[Tier] = (),
     fill_behind: bool = False,
+    copies_beside: bool = False,
     events: EventLog | None = None,
     **config: Any,
 ) -> TierStack:
-    """A stack with room for `host_pages` in host memory. `others`: more tiers, farther than these. `fill_behind`: see
-    `TierStack`. `config`: sections of the configuration."""
+    """A stack with room for `host_pages` in host memory. `others`: more tiers, farther than these. `fill_behind`,
+    `copies_beside`: see `TierStack`. `config`: sections of the configuration."""
     space = space or namespace()
     host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
     settings = parse_config(config)
@@ -94,6 +95,7 @@ def new_stack(
         runner=runner,
         landing=landing,
         fill_behind=fill_behind,
+        copies_beside=copies_beside,
         events=events,
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from swift_tiers.radix_tiering.base.errors import DamagedPageError
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.base.virtual.schedule import BEGIN
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.testing.model_engine import ModelStore
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
+from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from .devices import PowerArray
 from .model_peer import ModelPeer
@@ -79,12 +80,23 @@ class WorldState:
 
     # ---- oracles ----
 
-    def compare(self, keys: Sequence[bytes], places: Any) -> None:
-        """Every page that is promised is there, and its bytes are those that were put under its key."""
-        for key, place in zip(keys, places, strict=False):
+    def compare(self, restore: Restore, keys: Sequence[bytes], first: int, places: Sequence[int]) -> None:
+        """Every page that is promised is there, and its bytes are those that were put under its key. Where pages are
+        verified beside their copy, damage is an error of this copy instead, and nothing else is. `first`: which of the
+        restore's pages lies at the first of `places`."""
+        verified = self.stack.restorer.verified(restore, first, first + len(places))
+        right = True
+        for key, place in zip(keys[first:], places, strict=False):
             assert place >= 0, "a page is promised that is nowhere"
             assert key in self.put_at, "a page that nobody put"
-            assert np.array_equal(page_at(self.stack, int(place)), content(key)), "wrong bytes"
+            right = np.array_equal(page_at(self.stack, int(place)), content(key)) and right
+        try:
+            verified()
+        except DamagedPageError:
+            assert not right, "what was copied is as it was put"
+            self.happened["damage found beside a copy"] += 1
+        else:
+            assert right, "wrong bytes"
 
     def look(self) -> None:
         """The rules of the page table hold."""

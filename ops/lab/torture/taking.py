@@ -175,12 +175,14 @@ class Taking:
         return True
 
     def _copy_places(self, restore: Restore, memory: dict[int, np.ndarray], first: int, places: Sequence[int]) -> bool:
+        verified = self.stack.restorer.verified(restore, first, first + len(places))
         for unit, place in enumerate(places, first):
             self._runner.sleep(self._draw.random() * COPY_SECONDS)
             memory[unit] = page_at(self.stack, place).copy()
             if self._draw.random() < self.fails:
                 self.failed += 1
                 return False
+        verified()
         self.copied += len(places)
         self.stack.restorer.copied(restore, first, len(places))
         return True

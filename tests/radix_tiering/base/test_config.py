@@ -149,6 +149,19 @@ def test_how_long_a_donor_keeps_what_it_used():
     assert kept == [None, 0, 86_400]
 
 
+@pytest.mark.parametrize(
+    ("said", "on_a_gpu", "on_a_cpu"),
+    [
+        ({}, "beside", True),
+        ({"verify": "auto"}, "beside", True),
+        *(({"verify": one},) + (one,) * 2 for one in (True, False, "beside")),
+    ],
+)
+def test_when_pages_in_host_memory_are_verified(said, on_a_gpu, on_a_cpu):
+    host = parse_config({"host": said}).host
+    assert (host.verifies(copies_beside=True), host.verifies(copies_beside=False)) == (on_a_gpu, on_a_cpu)
+
+
 @pytest.mark.parametrize("source", ["{", "[1]", "@/does/not/exist", "host"])
 def test_sources_that_cannot_be_read(source):
     with pytest.raises(ConfigError) as caught:

@@ -132,8 +132,8 @@ def test_a_deadline_does_not_wait_for_checks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def beside(monkeypatch: pytest.MonkeyPatch) -> tuple[TierStack, Held, Any]:
-    """A restore of four pages where they are verified beside their copy."""
-    stack = make_stack(host={"verify": "beside"})
+    """A restore of four pages where they are verified beside their copy: as a GPU has it, where nothing is said."""
+    stack = make_stack(copies_beside=True)
     put(stack, chain(*"abcd"))
     held = Held(stack, monkeypatch)
     restore = asked_of(stack, held, chain(*"abcd"), 0)

@@ -134,8 +134,9 @@ class RankWorld:
         if ranks_borrow(plan):
             state.peer = ModelPeer(geometry.page_bytes, ssd.fingerprint, runner=runner)
         state.stack = new_stack(
-            host_pages, ssd, old.stack.namespace, lent=state.peer, runner=runner, policy=policy, restore=restore
-        )
+            host_pages, ssd, old.stack.namespace, lent=state.peer, runner=runner, policy=policy, restore=restore,
+            host={"verify": _verifies(plan)},
+        )  # fmt: skip
         state.linker = SwiftLinker.over(old.pool, state.stack)
         cache = self._s.cache
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
@@ -329,11 +330,10 @@ class RankWorld:
     def _judge(self) -> None:
         """Every request has its whole answer, unless it was aborted, or its pages could not be copied to the device."""
         happened = self.state.happened
-        refused = any(
-            action.name == "stumble" and _stumble_of(action) in REFUSING
-            for job in self.plan.jobs
-            for action in job.actions.values()
-        )
+        actions = [action for job in self.plan.jobs for action in job.actions.values()]
+        refused = any(action.name == "stumble" and _stumble_of(action) in REFUSING for action in actions)
+        if _verifies(self.plan) == "beside":
+            refused = refused or any(action.name == "damage_memory" for action in actions)
         for number, (req, prompt, new) in enumerate(self._asked):
             said = list(req.output_ids)
             assert said == answer(prompt, new)[: len(said)], f"{req.rid} has another answer"
@@ -342,6 +342,11 @@ class RankWorld:
                 happened["answers refused"] += 1
             happened["answers"] += 1
             happened["retracted"] += bool(req.retraction_count)
+
+
+def _verifies(plan: Plan) -> bool | str:
+    """When pages in host memory are verified: `host.verify`, on all ranks alike."""
+    return plan.draw("verifying").choice((True, "beside"))
 
 
 def _stumble_of(action: WorldAction) -> str:
