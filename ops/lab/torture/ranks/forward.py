@@ -33,9 +33,9 @@ def prefix_numbers(tokens: Sequence[int]) -> np.ndarray:
     return numbers
 
 
-def next_token(tokens: Sequence[int]) -> int:
-    """What the model says behind these."""
-    return _FIRST + int(prefix_numbers(tokens)[-1] >> np.uint64(40)) % _TOKENS
+def next_token(tokens: Sequence[int], *, wrong: bool = False) -> int:
+    """What the model says behind these, or, from `wrong` KV, something else."""
+    return _FIRST + (int(prefix_numbers(tokens)[-1] >> np.uint64(40)) + wrong) % _TOKENS
 
 
 def answer(prompt: Sequence[int], tokens: int) -> list[int]:
@@ -55,16 +55,30 @@ class _Share(NamedTuple):
     numbers: np.ndarray  # uint64 [tokens]
     tokens: list[int]
 
+    def wanted(self, numbers: int, salt: np.uint64) -> np.ndarray:
+        """The KV of its tokens in one plane: uint64 [tokens, numbers]."""
+        return self.numbers[:, None] ^ (np.arange(numbers, dtype=np.uint64) + salt)
+
+    def wrong(self, buffer: np.ndarray, wanted: np.ndarray) -> str:
+        """Which token of its prefix has other KV in this plane; empty: none has."""
+        differing = (buffer[self.rows[: self.start]] != wanted[: self.start]).any(axis=1)
+        if not differing.any():
+            return ""
+        return f"token {int(differing.argmax())} of {self.start} that {self.req.rid} has before it"
+
 
 class NumberedForward:
     """Takes the place of a worker's `forward_batch_generation`. Raises AssertionError where KV is not what it has to
     be.
 
-    What is computed behind pages that could not be copied to the device is poison: SGLang computes it all the same, and
-    has to tell it from what is right.
+    What is computed behind pages that could not be copied to the device is poison, and so is what is answered from it:
+    SGLang computes it all the same, and has to tell it from what is right. So are damaged pages, where they are
+    verified beside their copy only: the load that brings them is to fail after this forward.
     """
 
-    def __init__(self, scheduler: Any, sleep: Callable[[float], None]) -> None:
+    def __init__(self, scheduler: Any, sleep: Callable[[float], None], *, damage_comes: bool) -> None:
+        """`damage_comes`: pages that are verified beside their copy may turn out to be damaged."""
+        self._damage_comes = damage_comes
         self._worker = scheduler.tp_worker
         self._cache = scheduler.tree_cache
         self._sleep = sleep
@@ -84,17 +98,28 @@ class NumberedForward:
         before = batch.prefix_lens if batch.forward_mode.is_extend() else [length - 1 for length in lengths]
         shares = [self._share(*one) for one in zip(batch.reqs, before, lengths, strict=True)]
         self._sleep(FORWARD_SECONDS + TOKEN_SECONDS * (sum(lengths) - sum(before)))
-        counter, lost = self._pool.layer_transfer_counter, False
+        counter, lost, poisoned = self._pool.layer_transfer_counter, False, set[str]()
         for layer, planes in enumerate(self._planes):
             if counter is not None:
                 counter.wait_until(layer)
                 lost = lost or _has_failed(counter, layer)
             for share in shares:
-                poison = lost and share.req.rid in self._cache.linker.inflight_load_rids
+                rid = share.req.rid
+                loads = rid in self._cache.linker.inflight_load_rids
                 for plane, buffer in enumerate(planes):
-                    self._compute(share, buffer, np.uint64((layer * 2 + plane) << 8), layer, poison=poison)
-        said = torch.tensor([next_token(share.tokens) for share in shares], dtype=torch.int64)
-        return GenerationBatchResult(logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=said)
+                    wanted = share.wanted(buffer.shape[1], np.uint64((layer * 2 + plane) << 8))
+                    if lost and loads:
+                        poisoned.add(rid)
+                    elif rid not in poisoned and (wrong := share.wrong(buffer, wanted)):
+                        found = self._damage_comes and loads
+                        assert found, f"wrong KV: {wrong}, layer {layer}"
+                        poisoned.add(rid)
+                    buffer[share.rows[share.start :]] = (~wanted if rid in poisoned else wanted)[share.start :]
+        said = [next_token(share.tokens, wrong=share.req.rid in poisoned) for share in shares]
+        return GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None),
+            next_token_ids=torch.tensor(said, dtype=torch.int64),
+        )
 
     def _share(self, req: Any, start: int, end: int) -> _Share:
         tokens = [*req.origin_input_ids, *req.output_ids][:end]
@@ -104,19 +129,6 @@ class NumberedForward:
         self.tokens += end - start
         self.compared += start
         return _Share(req, start, rows, prefix_numbers(tokens), tokens)
-
-    def _compute(self, share: _Share, buffer: np.ndarray, salt: np.uint64, layer: int, *, poison: bool) -> None:
-        """Compare what lies under the prefix of one request, and write what follows it."""
-        start, rows = share.start, share.rows
-        wanted = share.numbers[:, None] ^ (np.arange(buffer.shape[1], dtype=np.uint64) + salt)
-        if poison:
-            buffer[rows[start:]] = ~wanted[start:]
-            return
-        differing = (buffer[rows[:start]] != wanted[:start]).any(axis=1)
-        assert not differing.any(), (
-            f"wrong KV: token {int(differing.argmax())} of {start} that {share.req.rid} has before it, layer {layer}"
-        )
-        buffer[rows[start:]] = wanted[start:]
 
 
 def as_numbers(rows: torch.Tensor) -> np.ndarray:

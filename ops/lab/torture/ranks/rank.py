@@ -151,7 +151,7 @@ class RankWorld:
             scheduler.tp_worker.register_hicache_layer_transfer_counter,
         ):
             waits(state.linker.layer_done_counter)
-        self.forward = NumberedForward(scheduler, runner.sleep)
+        self.forward = NumberedForward(scheduler, runner.sleep, damage_comes=_damage_may_refuse(plan))
         scheduler.tp_worker.forward_batch_generation = self.forward
 
     def _round(self) -> Any:
@@ -332,8 +332,7 @@ class RankWorld:
         happened = self.state.happened
         actions = [action for job in self.plan.jobs for action in job.actions.values()]
         refused = any(action.name == "stumble" and _stumble_of(action) in REFUSING for action in actions)
-        if _verifies(self.plan) == "beside":
-            refused = refused or any(action.name == "damage_memory" for action in actions)
+        refused = refused or _damage_may_refuse(self.plan)
         for number, (req, prompt, new) in enumerate(self._asked):
             said = list(req.output_ids)
             assert said == answer(prompt, new)[: len(said)], f"{req.rid} has another answer"
@@ -347,6 +346,12 @@ class RankWorld:
 def _verifies(plan: Plan) -> bool | str:
     """When pages in host memory are verified: `host.verify`, on all ranks alike."""
     return plan.draw("verifying").choice((True, "beside"))
+
+
+def _damage_may_refuse(plan: Plan) -> bool:
+    """Whether a load may turn out to have copied a damaged page, on whichever rank."""
+    actions = [action.name for job in plan.jobs for action in job.actions.values()]
+    return _verifies(plan) == "beside" and "damage_memory" in actions
 
 
 def _stumble_of(action: WorldAction) -> str:
