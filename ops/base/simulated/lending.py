@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import HeldPages, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
-from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun, PoolLayout
 from swift_tiers.radix_tiering.lending.donation.lender import Lender, LenderHand
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, LeaseKey, LeaseService
@@ -29,8 +30,17 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
 from swift_tiers.radix_tiering.lending.leases.lease import Use
 from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
+from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
 from swift_tiers.radix_tiering.tiers.testing.network import Network
-from swift_tiers.radix_tiering.tiers.tier import LandDone, Read, ReadOutcome, TierListener, Write, Written
+from swift_tiers.radix_tiering.tiers.tier import (
+    LandDone,
+    Read,
+    ReadOutcome,
+    TierListener,
+    Write,
+    Written,
+    as_many_as_free,
+)
 
 from .device import SimulatedPool
 
@@ -97,8 +107,15 @@ class LandingModel:
         self._free.append(slot)
 
 
+class Urgency(IntEnum):
+    """What "swift-peer" does first, as in `tiers/peer/worker`."""
+
+    TOLD, SAVING, READING, STORING = range(4)
+
+
 class BorrowedMemory(LentMemory):
-    """Places in memory that others lend, copied to and from by one thread, one page after the other."""
+    """Places in memory that others lend, given out as a server does it; copied to and from by one thread, one page
+    after the other."""
 
     def __init__(
         self,
@@ -119,16 +136,15 @@ class BorrowedMemory(LentMemory):
         self._runner = runner
         links = ["peer-host", "host-peer"] if landing is None else ["peer-host", "host-peer", "peer-device"]
         self._counters = {link: LinkCounters() for link in links}
-        self._slots = 0  # of leases that are not over
-        self._free: dict[LeaseKey, list[int]] = {}
-        self._held: dict[LeaseKey, set[int]] = {}
-        self._recalled: set[LeaseKey] = set()
+        self._book = PlaceBook(runner)
         self._known: set[str] = set()  # donors
         self._listener: TierListener
-        self._jobs = runner.queue()  # of functions
+        self._wake = runner.condition()
+        self._jobs: dict[Urgency, deque[Callable[[], object]]] = {urgency: deque() for urgency in Urgency}
+        self._ending = False
         self.service = LeaseService(
             borrower=Borrower(name, self.page_bytes, Random(runner.random.random())),
-            on_borrower=lambda effect: self._jobs.put(partial(self._told, effect)),
+            on_borrower=lambda effect: self._do(Urgency.TOLD, lambda: self._told(effect)),
             runner=runner,
             wire=network.wire(name),
         )
@@ -146,82 +162,98 @@ class BorrowedMemory(LentMemory):
 
     @property
     def capacity_bytes(self) -> int:
-        return self._slots * self.page_bytes
+        return self._book.occupancy().slots * self.page_bytes
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:
         return self._counters
 
     def lease_slots(self) -> list[LeaseSlots]:
-        return [
-            LeaseSlots(key, len(free) + len(held), sorted(held), [])
-            for key, free in self._free.items()
-            for held in [self._held[key]]
-        ]
+        return self._book.slots()
 
     def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
-        places: list[PeerPlace] = []
-        for key, free in self._free.items():
-            while key not in self._recalled and free and len(places) < len(lengths):
-                places.append(PeerPlace(key, free.pop()))
-                self._held[key].add(places[-1].slot)
-        return places
+        return as_many_as_free(lambda length: self._book.reserve(), lengths)
 
     def release(self, places: Sequence[PeerPlace]) -> None:
-        for key, slot in places:
-            if slot in self._held.get(key, ()):
-                self._held[key].discard(slot)
-                self._free[key].append(slot)
+        for place in places:
+            self._book.release(place)
 
     def watch(self, listener: TierListener) -> None:
         self._listener = listener
 
     def want(self, nbytes: int) -> None:
-        self._jobs.put(lambda: self.service.want(nbytes))  # who asks holds the page table's lock
+        self._do(Urgency.TOLD, lambda: self.service.want(nbytes))  # who asks holds the page table's lock
 
     def give_up(self, part: Any) -> None:
-        self._jobs.put(lambda: self.service.release(part))
+        self._book.close(part)
+        self._do(Urgency.TOLD, lambda: self.service.release(part))
 
     # ---- bytes ----
 
     def write(self, writes: Sequence[Write]) -> None:
         for one in writes:
-            self._jobs.put(partial(self._write, one, self._runner.monotonic()))
+            self._use(Urgency.STORING, one.place, partial(self._write, one, self._runner.monotonic()))
 
     def read(self, reads: Sequence[Read]) -> None:
         for one in reads:
-            self._jobs.put(partial(self._read, one, self._runner.monotonic()))
+            urgency = Urgency.SAVING if one.saving else Urgency.READING
+            self._use(urgency, one.copy.place, partial(self._read, one, self._runner.monotonic()))
 
     def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         slot = self._landing.take() if self._landing is not None else None
         if slot is None:
             return False
-        self._jobs.put(partial(self._land, copy, slot, done, self._runner.monotonic()))
+        self._use(Urgency.READING, copy.place, partial(self._land, copy, slot, done, self._runner.monotonic()))
         return True
 
     def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         """Return all leases, and end."""
         self.service.close()
-        self._jobs.put(None)
+        with self._wake:
+            self._ending = True
+            self._wake.notify_all()
+
+    def _use(self, urgency: Urgency, place: PeerPlace, copy: Callable[[], object]) -> None:
+        """Nobody else gets this place before it has been copied to, or from."""
+        begun = self._book.begin(place)
+
+        def use() -> None:
+            copy()
+            if begun:
+                self._book.end(place)
+
+        self._do(urgency, use)
 
     # ---- "swift-peer" ----
 
+    def _do(self, urgency: Urgency, job: Callable[[], object]) -> None:
+        with self._wake:
+            self._jobs[urgency].append(job)
+            self._wake.notify_all()
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             job()
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._wake:
+            while True:
+                for jobs in self._jobs.values():
+                    if jobs:
+                        return jobs.popleft()
+                if self._ending:
+                    return None
+                self._wake.wait()
 
     def _told(self, effect: BorrowerEffect) -> None:
         if isinstance(effect, LeaseBegan):
-            slots = sum(extent.length for extent in effect.extents) // self.page_bytes
-            self._free[effect.key], self._held[effect.key] = list(range(slots - 1, -1, -1)), set()
-            self._slots += slots
+            self._book.open(effect.key, CutRun(effect.extents, self.page_bytes))
             self._listener.room()
         elif isinstance(effect, LeaseRecalled):
-            self._recalled.add(effect.key)
+            self._book.close(effect.key)
             self._listener.leaving(effect.key, effect.until)
         elif isinstance(effect, LeaseEnded):
-            self._recalled.discard(effect.key)
-            self._slots -= len(self._free.pop(effect.key, ())) + len(self._held.pop(effect.key, ()))
+            self._book.forget(effect.key)
             self._listener.gone(effect.key, f"the lease was {effect.ended.value}")
 
     def _copied(self, key: LeaseKey, use: Use, link: str, asked: float, bytes_per_second: float) -> bool:

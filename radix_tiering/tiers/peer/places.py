@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import NamedTuple
 
 from ...base.runner import THREADS, Runner
 from ...lending.donation.extents import CutRun
 from ...lending.leases import LeaseKey
 from .lent_memory import LeaseSlots, PeerPlace
+
+#: What a donor has taken back, it may want again for so long, seconds.
+UNSTEADY_SECONDS = 300.0
 
 
 class Occupancy(NamedTuple):
@@ -35,6 +40,24 @@ class _Lease:
         return self.run.slots - len(self.free)
 
 
+class _Lows:
+    """How little a donor lent when it had taken memory back: what lies beyond that may go as it went before."""
+
+    def __init__(self) -> None:
+        self._lows: deque[tuple[float, int]] = deque()  # when, and slots, which grow
+
+    def note(self, now: float, slots: int) -> None:
+        while self._lows and self._lows[-1][1] >= slots:
+            self._lows.pop()
+        self._lows.append((now, slots))
+
+    def least(self, now: float) -> float:
+        """Slots; all that it lends, if it has taken nothing back lately."""
+        while self._lows and self._lows[0][0] < now - UNSTEADY_SECONDS:
+            self._lows.popleft()
+        return self._lows[0][1] if self._lows else math.inf
+
+
 class _Donor:
     """The leases of one donor. Sums are of those that are open for new pages."""
 
@@ -44,10 +67,11 @@ class _Donor:
         self.used = 0
         self.with_room: set[LeaseKey] = set()
 
-    @property
-    def share(self) -> float:
-        """How much of it is in use, 0 to 1."""
-        return self.used / self.slots if self.slots else 1.0
+    def share(self, steady: float) -> tuple[bool, float]:
+        """Whether more is in use than it lends steadily, which are so many slots; how much of them, or of all that it
+        lends."""
+        beyond = self.used >= min(steady, self.slots)
+        return beyond, self.used / (self.slots if beyond else min(steady, self.slots))
 
 
 class PlaceBook:
@@ -58,7 +82,9 @@ class PlaceBook:
 
     def __init__(self, runner: Runner = THREADS) -> None:
         self._lock = runner.lock()
+        self._clock = runner.monotonic
         self._donors: dict[str, _Donor] = {}
+        self._lows: dict[str, _Lows] = {}  # by donor, those of which we have no lease among them
 
     # Leases
 
@@ -71,12 +97,14 @@ class PlaceBook:
             donor.leases[key] = _Lease(key, run)
             donor.slots += run.slots
             donor.with_room.add(key)
+            now = self._clock()
+            self._lows = {name: lows for name, lows in self._lows.items() if lows.least(now) < math.inf}
 
     def close(self, key: LeaseKey) -> bool:
-        """Nothing new goes to this lease. False if it was closed, or is not known."""
+        """Nothing new goes to this lease, which its donor has taken back. False if it was closed, or is not known."""
         with self._lock:
             lease = self._lease(key)
-            return lease is not None and self._close(lease)
+            return lease is not None and self._taken_back(lease)
 
     def forget(self, key: LeaseKey) -> bool:
         """The lease is over, and all its places with it. False if it is not known."""
@@ -84,7 +112,7 @@ class PlaceBook:
             lease = self._lease(key)
             if lease is None:
                 return False
-            self._close(lease)
+            self._taken_back(lease)
             donor = self._donors[key.donor]
             del donor.leases[key]
             if not donor.leases:
@@ -135,13 +163,20 @@ class PlaceBook:
     def reserve(self) -> PeerPlace | None:
         """A free slot, or None.
 
-        Of the donor with the smallest share in use, so that none has to serve all reads; there of its oldest lease: a
-        donor takes its youngest ones back first.
+        Of the donor with the smallest share in use, so that none has to serve all reads: of what it has not taken back
+        lately, as long as any donor has room in that. There of its oldest lease: a donor takes its youngest ones back
+        first.
         """
         with self._lock:
-            donor = min(self._donors.values(), key=lambda one: one.share, default=None)
-            if donor is None or not donor.with_room:
+            now = self._clock()
+            shares = [
+                (donor.share(self._lows[name].least(now) if name in self._lows else math.inf), name)
+                for name, donor in self._donors.items()
+                if donor.with_room
+            ]
+            if not shares:
                 return None
+            donor = self._donors[min(shares)[1]]
             lease = donor.leases[min(donor.with_room)]
             slot = lease.free.pop()
             lease.held[slot] = 0
@@ -210,6 +245,13 @@ class PlaceBook:
         donor.slots -= lease.run.slots
         donor.used -= lease.used
         donor.with_room.discard(lease.key)
+        return True
+
+    def _taken_back(self, lease: _Lease) -> bool:
+        if not self._close(lease):
+            return False
+        donor = lease.key.donor
+        self._lows.setdefault(donor, _Lows()).note(self._clock(), self._donors[donor].slots)
         return True
 
     def _settle(self, lease: _Lease, slot: int) -> None:

@@ -221,15 +221,14 @@ def tail() -> list[Table]:
                 "that serve. *As in the paper* lent memory takes the place of host memory, at the speed of NVLink, "
                 "and gives up what policy values least as soon as a donor wants it.",
                 "**Not reproduced:** the paper's gains, by any way. The two workers' pools are 78 GB beside LWM-7B, 94 "
-                "and 130 GB beside the others, and 60 to 98 GB of that are lent, with some forty recalls: less than 96 "
-                "GB of host memory for the first two, so histories are forgotten, and computed for seconds. There "
-                "sizes decide and not links. Beside Qwen3-32B they fit, and the way decides: what the paper does is "
-                "faster, what a server does by default takes in the median what host memory takes. There a history "
-                "comes over NVLink and takes one forward more, and what lies in the 32 GB of host memory comes over "
-                "PCIe. Landing memory of a median history saves some of that, but comes out of the KV pool. P99 are "
-                "recalls: a donor takes back leases with whatever lies there, of which 50 ms save little over PCIe, "
-                "and a history with a hole is computed from there on, for some 20 s, for which others wait. What does "
-                "not pass through host memory leaves no copy there, which a recall would spare. What the way itself "
+                "and 130 GB beside the others, and 58 to 97 GB of that are lent, with some forty recalls: less than 96 "
+                "GB of host memory for the first two, so histories are forgotten, and computed for seconds, for which "
+                "others wait. There sizes decide and not links. Beside Qwen3-32B they fit, and the way decides: the "
+                "paper's is the fastest; a server's takes in the median what host memory takes, and with landing "
+                "memory of a median history, which comes out of the KV pool, a fifth less. What lies in the 32 GB of "
+                "host memory comes over PCIe there, and what lies at a neighbour takes one forward more. The longest "
+                "are as long as from host memory: recalls find little, since pages go first where donors have taken "
+                "nothing back lately, and there into the leases that are taken back last. What the way itself "
                 "costs: `swiftcache-route`.",
             ],
             against,

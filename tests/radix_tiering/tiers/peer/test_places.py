@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Extent, LeaseKey
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
-from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
+from swift_tiers.radix_tiering.tiers.peer.places import UNSTEADY_SECONDS, PlaceBook
 
+from support.engine import Clock
 from support.examples import examples
 
 PAGE = 64
@@ -34,6 +38,7 @@ class Places(RuleBasedStateMachine):
         self.last = 0
         self.slots: dict[LeaseKey, int] = {}  # of the leases that are not over
         self.closed: set[LeaseKey] = set()
+        self.lows: dict[str, int] = {}  # the least that donors lent when they had taken a lease back
         self.held: set[PeerPlace] = set()
         self.uses: list[PeerPlace] = []  # one entry for each
 
@@ -52,7 +57,16 @@ class Places(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(sorted(self.slots)))
         assert self.book.close(lease) == (lease not in self.closed)
-        self.closed.add(lease)
+        self.taken_back(lease)
+
+    def taken_back(self, lease: LeaseKey) -> None:
+        if lease not in self.closed:
+            self.closed.add(lease)
+            left = sum(slots for one, slots in self.open_leases().items() if one.donor == lease.donor)
+            self.lows[lease.donor] = min(left, self.lows.get(lease.donor, left))
+
+    def open_leases(self) -> dict[LeaseKey, int]:
+        return {lease: slots for lease, slots in self.slots.items() if lease not in self.closed}
 
     @rule(excess=st.integers(0, 8))
     def close_idle(self, excess: int) -> None:
@@ -70,28 +84,30 @@ class Places(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(sorted(self.slots)))
         assert self.book.forget(lease)
         assert not self.book.forget(lease)
+        self.taken_back(lease)
         del self.slots[lease]
         self.closed.discard(lease)
 
     @rule()
     def reserve(self) -> None:
-        shares, room = {}, []
-        for lease, slots in self.slots.items():
-            if lease not in self.closed:
-                used, all_slots = shares.get(lease.donor, (0, 0))
-                shares[lease.donor] = (used + len(self.taken(lease)), all_slots + slots)
-                if len(self.taken(lease)) < slots:
-                    room.append(lease)
+        room = [lease for lease, slots in self.open_leases().items() if len(self.taken(lease)) < slots]
         place = self.book.reserve()
         assert (place is None) == (not room)
         if place is not None:
             assert place not in self.held, "somebody else has it"
             assert place not in self.uses, "it is in use"
             assert 0 <= place.slot < self.slots[place.key]
-            share = {donor: used / slots for donor, (used, slots) in shares.items()}
-            assert share[place.key.donor] == min(share.values()), "another donor has more room"
+            shares = {donor: self.share(donor) for donor in {lease.donor for lease in room}}
+            assert shares[place.key.donor] == min(shares.values()), "another donor has more room, or takes less back"
             assert place.key == min(lease for lease in room if lease.donor == place.key.donor), "not the oldest lease"
             self.held.add(place)
+
+    def share(self, donor: str) -> tuple[bool, float]:
+        """How full it is, and whether beyond what it has not taken back."""
+        leases = {lease: slots for lease, slots in self.open_leases().items() if lease.donor == donor}
+        used, slots = sum(len(self.taken(lease)) for lease in leases), sum(leases.values())
+        steady = min(slots, self.lows.get(donor, slots))
+        return (False, used / steady) if used < steady else (True, used / slots)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -149,6 +165,56 @@ def test_donors_are_filled_evenly_whatever_they_lend() -> None:
     book.open(key(1, "large"), run_of(12))
     places = [book.reserve() for _ in range(8)]
     assert sorted(place.key.donor for place in places if place) == ["large"] * 6 + ["small"] * 2
+
+
+def test_what_a_donor_took_back_is_filled_last_until_it_has_long_been_lent() -> None:
+    """It may take as much again, and would have to take what lies there with it."""
+    clock = Clock()
+    book = PlaceBook(ThreadRunner(clock))
+    for donor in ("steady", "unsteady"):
+        for lease in range(1, 4):
+            book.open(key(lease, donor), run_of(4))
+    for lease in (3, 2):
+        book.close(key(lease, "unsteady"))
+        book.forget(key(lease, "unsteady"))
+    book.open(key(4, "unsteady"), run_of(8))
+
+    def filled(count: int) -> Counter[str]:
+        places = [book.reserve() for _ in range(count)]
+        found = Counter(place.key.donor for place in places if place is not None)
+        for place in places:
+            assert place is not None
+            book.release(place)
+        return found
+
+    assert filled(16) == {"steady": 12, "unsteady": 4}
+    clock.now += UNSTEADY_SECONDS + 1
+    assert filled(16) == {"steady": 8, "unsteady": 8}
+
+
+def test_a_donor_of_which_there_is_no_lease_is_remembered() -> None:
+    clock = Clock()
+    book = PlaceBook(ThreadRunner(clock))
+    book.open(key(1, "steady"), run_of(1))
+    book.open(key(1), run_of(4))
+    book.forget(key(1))
+    assert not book.has_leases("d")
+    book.open(key(2), run_of(4))
+    place = book.reserve()
+    assert place is not None
+    assert place.key.donor == "steady"
+
+
+def test_what_is_returned_unasked_is_no_sign_of_more() -> None:
+    book = PlaceBook()
+    book.open(key(1, "generous"), run_of(4))
+    book.open(key(2, "generous"), run_of(4))
+    book.open(key(1, "other"), run_of(4))
+    assert book.close_idle(4) == [key(1, "other")]
+    book.forget(key(1, "other"))
+    book.open(key(2, "other"), run_of(4))
+    places = [book.reserve() for _ in range(6)]
+    assert Counter(place.key.donor for place in places if place) == {"generous": 4, "other": 2}
 
 
 def test_a_lease_begins_once() -> None:
