@@ -47,6 +47,9 @@ ERRAND_SECONDS = 5.0
 #: Why the writes of a mover wait.
 NAMESPACE = "the tier does not know the namespace"
 
+#: Pages that have been copied to the device before that is taken to say what copying one takes.
+PAGES_TIMED = 256
+
 
 class Flushed(NamedTuple):
     """What a flush has done."""
@@ -147,6 +150,7 @@ class TierStack:
             choice=restoring.strategy,
             chunk_tokens=restoring.chunk,
         )
+        self.planner.copying = self._copying
         self.restorer = Restorer(
             self.table,
             host,
@@ -357,6 +361,11 @@ class TierStack:
         return page_facts(self, key)
 
     # ---- inside ----
+
+    def _copying(self) -> float | None:
+        """What copying a page to the device has taken so far, seconds; None: too few have been."""
+        link = self.links["host-device"]
+        return link.seconds / link.pages if link.pages >= PAGES_TIMED else None
 
     def _pin_lost(self, key: bytes) -> None:
         self.events.emit("prefix.unpinned", page=key.hex(), reason="the page was flushed, dropped or lost")

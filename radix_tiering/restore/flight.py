@@ -78,6 +78,21 @@ class Flight:
         wanted = self._wanted.setdefault(source, bytearray())
         wanted.extend(bytes(first - len(wanted)) + bytes([state == Unit.ABSENT]) * count)
 
+    def redirect(self, units: range, source: str, state: Unit) -> None:
+        """They come from another source instead: to be loaded from it (ABSENT), or there at once (PRESENT). Raises
+        ValueError where one of them is computed, or with the device."""
+        first, end = units.start, units.stop
+        if self._state[first:end].strip(_ABSENT_LOADING_OR_PRESENT):
+            raise ValueError(f"not all units of [{first}, {end}) can still come from anywhere")
+        for wanted in self._wanted.values():
+            end_here = min(end, len(wanted))
+            wanted[first:end_here] = bytes(max(0, end_here - first))
+        self._state[first:end] = bytes([state]) * (end - first)
+        self._sources[first:end] = [source] * (end - first)
+        wanted = self._wanted.setdefault(source, bytearray())
+        wanted.extend(bytes(max(0, end - len(wanted))))
+        wanted[first:end] = bytes([state == Unit.ABSENT]) * (end - first)
+
     def steer(self, lead: int, island: int = 1) -> None:
         """The first `lead` units are loaded first, front to back, and computed only where that fails. Fewer than
         `island` units that have arrived between two absent ones are computed with them: a jump would cost more than it
@@ -341,3 +356,4 @@ _PRESENT = bytes([Unit.PRESENT])
 _DONE_OR_COMPUTING = bytes([Unit.DONE, Unit.COMPUTING])
 _DONE_OR_PRESENT = bytes([Unit.DONE, Unit.PRESENT])
 _ABSENT_OR_PRESENT = bytes([Unit.ABSENT, Unit.PRESENT])
+_ABSENT_LOADING_OR_PRESENT = bytes([Unit.ABSENT, Unit.LOADING, Unit.PRESENT])

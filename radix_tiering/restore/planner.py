@@ -98,6 +98,8 @@ class Planner:
         #: The device has computed a step when the next one is asked for. Else it may be computing it still, as
         #: accelerators are given their work ahead, and what is decided counts from when it will be done.
         self.launch_blocks = True
+        #: What copying one page from host memory has taken so far, seconds; None: none has been copied.
+        self.copying: Callable[[], float | None] = lambda: None
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)
 
@@ -137,6 +139,23 @@ class Planner:
             why = f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
 
+    def lands_sooner(self, pages: int, source: str, start: int, behind: int) -> bool:
+        """Whether so many pages behind page `start` of a prompt, which host memory has, come sooner by landing from
+        `source` while landing memory is drained: that takes one forward more, while what is copied from host memory is
+        copied beside the forward that needs it. `behind`: tokens of the prompt that follow them."""
+        here, there, one_page = self.here_seconds(), self.page_seconds(source), self._one_page(start)
+        cost = self.costs.compute
+        if here is None or there is None or one_page is None or cost is None or self.choice not in ("auto", "load"):
+            return False
+        first = (start + pages) * self._page_tokens
+        forward = cost.seconds(first, first + behind)
+        return pages * there + one_page + forward < max(pages * here, forward)
+
+    def here_seconds(self) -> float | None:
+        """What copying one page from host memory takes; None: nobody knows."""
+        known = self.page_seconds(HERE)
+        return self.copying() if known is None else known
+
     def _drained(
         self, plan: RestorePlan, prefix: Prefix, costs: CostModel, beyond: int, sources: Sequence[str | None]
     ) -> RestorePlan | None:
@@ -154,7 +173,7 @@ class Planner:
     def _slower_through_host(self, pages: int, sources: Sequence[str | None]) -> float:
         """What so many of the pages that `sources` bring take longer, at least, that pass through host memory: seconds.
         As long as a copy from there; as long as they take now where that is not known."""
-        each = self.page_seconds(HERE)
+        each = self.here_seconds()
         if each is None:
             each = max((self.page_seconds(source) or 0.0 for source in set(sources) if source is not None), default=0.0)
         return pages * each

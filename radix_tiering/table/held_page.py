@@ -236,7 +236,7 @@ class Places:
     @classmethod
     def of_pages(cls, pages: Sequence[Page]) -> Places:
         """Those of pages that are pinned. Raises NotHeldError if one of them is held in neither."""
-        places = (page.slot if page.resident else page.landing for page in pages)
+        places = (page.slot if page.landing < 0 and page.resident else page.landing for page in pages)
         return cls(np.fromiter(places, dtype=np.int64, count=len(pages)))
 
     @classmethod

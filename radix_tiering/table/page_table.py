@@ -265,6 +265,10 @@ class PageTable:
                 places = rows.words[some, PLACES + tier].astype(np.int64)
                 yield HeldPages(namespace, rows.word[root, ROOT_LENGTH], keys, depths, places, rows.longs[some, LAST])
 
+    def whole(self, rows: np.ndarray, tier: int) -> np.ndarray:
+        """Which of these rows, of pages that are pinned, have a whole copy in this tier: bool [rows]."""
+        return self._rows.whole(rows, tier)
+
     def resident_run(self, pages: Sequence[Page]) -> int:
         """How many of these pages, from the first on, are in host memory."""
         there = self._rows.whole(rows_of(pages), HOST)

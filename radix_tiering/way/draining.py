@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from ..restore.flight import Unit
 from ..table.kernels import BATCH
 from ..table.page_table import PageTable
@@ -38,6 +40,24 @@ class Draining:
             return 0
         return max(0, sum(map(restore.sources.count, self._near)) - self._landing.slots)
 
+    def also_here(self, restore: Restore) -> dict[int, list[range]]:
+        """Pages of `restore` that host memory has, and that could land as well: runs of them, by the tier they would
+        land from. Nothing, where those that would land would fit into landing memory together."""
+        found: dict[int, list[range]] = {}
+        if self._landing is None or not self._near or len(restore.claimed) <= self._landing.slots:
+            return found
+        claimed = np.array([page.row for page in restore.claimed], np.int64)
+        here = np.frombuffer(restore.flight.states(), np.uint8) == Unit.PRESENT
+        here &= self._table.whole(claimed, HOST)
+        for tier in self._near:
+            both = here & self._table.whole(claimed, tier)
+            here &= ~both
+            edges = np.flatnonzero(np.diff(both, prepend=False, append=False)).reshape(-1, 2).tolist()
+            if edges:
+                found[tier] = [range(first, end) for first, end in edges]
+        landing = sum(map(restore.sources.count, self._near)) + sum(len(run) for runs in found.values() for run in runs)
+        return found if landing > self._landing.slots else {}
+
     def room(self, restore: Restore, tier: int, most: int) -> int:
         """How many pages, `most` at most, may be read for it now from the tier of this number; 0: it waits."""
         landing = self._landing
@@ -57,7 +77,8 @@ class Draining:
         flight = restore.flight
         if restore.copying or flight.arrived_from(flight.front):
             return True
-        return any(not restore.claimed[unit].in_host for unit in flight.units(Unit.LOADING))
+        loading = (restore.claimed[unit] for unit in flight.units(Unit.LOADING))
+        return any(not page.in_host or page.resident for page in loading)  # nothing fills a slot of host memory for it
 
     # ---- what has been read ----
 

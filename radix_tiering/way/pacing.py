@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ..base.events import EventLog
 from ..restore.flight import Step, Unit
-from ..restore.planner import HERE, Planner
+from ..restore.planner import HERE, Decision, Planner
 from .draining import Draining
 from .page_reads import PageReads
 from .request_restore import Held, Readiness, Restore, RestoreState
@@ -35,9 +35,12 @@ class Pacing:
         *,
         behind: float,
         deadline_seconds: Callable[[], float],
+        lands_what_is_here: bool = False,
     ) -> None:
         """`behind`: `restore.behind` of the configuration; `deadline_seconds()`: how long a page is waited for whose
-        source is not known."""
+        source is not known; `lands_what_is_here`: pages may land that host memory has, too: what is taken from there
+        after all is verified where it is copied."""
+        self.lands_what_is_here = lands_what_is_here
         self.behind = behind  # may be changed at any time
         self.late = 0  # restores that fell behind
         self._planner = planner
@@ -58,26 +61,44 @@ class Pacing:
         if not restore.can_compute:
             flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
             return
+        if restore.decision is None:
+            self._land_what_is_here(restore)
+        decision = self._decide(restore)
+        if restore.also_here and not decision.drains:
+            restore.take_what_is_here()
+            decision = self._decide(restore)
         front = flight.step(1).jump
-        behind = restore.behind
-        decision = self._planner.decide(
-            len(restore.prefix_keys) + front,
-            flight.whereabouts(front, HERE),
-            behind,
-            beyond=self._draining.beyond(restore),
-        )
-        decision = self._planner.by_layers(
-            decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE), behind,
-            restore.no_layers,
-        )  # fmt: skip
         if restore.decision is None and decision.plan is not None:
             restore.estimate = decision.plan.seconds
-        restore.decision, restore.drains = decision, decision.drains and not decision.layer_wise
+        restore.decision, restore.drains = decision, decision.drains
         restore.story.decided(decision, front)
         restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
         flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island(decision))
         # From now on: the request will be admitted as soon as there is room.
         self._reads.batch.set_computing(restore, decision.compute)
+
+    def _decide(self, restore: Restore) -> Decision:
+        flight, prefix = restore.flight, len(restore.prefix_keys)
+        front, behind = flight.step(1).jump, restore.behind
+        decision = self._planner.decide(
+            prefix + front, flight.whereabouts(front, HERE), behind, beyond=self._draining.beyond(restore)
+        )
+        decision = self._planner.by_layers(
+            decision, prefix + flight.front, flight.whereabouts(flight.front, HERE), behind, restore.no_layers
+        )
+        return decision._replace(drains=decision.drains and not decision.layer_wise)
+
+    def _land_what_is_here(self, restore: Restore) -> None:
+        """Have pages that host memory has come from lent memory, where they land sooner than they would be copied from
+        there. They are taken from host memory after all where anything goes wrong."""
+        if not self.lands_what_is_here:
+            return
+        for tier, runs in self._draining.also_here(restore).items():
+            pages, start = sum(map(len, runs)), len(restore.prefix_keys)
+            if self._planner.lands_sooner(pages, restore.tiers[tier], start, restore.behind):
+                for run in runs:
+                    restore.come_from(tier, run, Unit.ABSENT)
+                    restore.also_here.update(run)
 
     def compute_or_wait(self, restore: Restore, now: float) -> Readiness:
         """What it may do. It is told to wait for one deadline at a time at most, whatever was decided, and for nothing
@@ -186,6 +207,7 @@ class Pacing:
             restore.story.goes_on(self._clock())
 
     def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
+        restore.take_what_is_here()
         restore.late, restore.drains = reason, False
         restore.story.fell_behind(reason, pages)
         self.late += 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from ..restore.batch import Batch
+from ..restore.flight import Unit
 from ..restore.plan import Strategy
 from ..restore.planner import Planner
 from ..table.held_page import Page
@@ -256,7 +257,9 @@ class PageReads:
         hints = self._tiers[number - HOST - 1].hints
         for unit in units:
             page = restore.claimed[unit]
-            if page.resident or page.landing >= 0:
+            if unit in restore.also_here and page.resident and page.landing < 0:
+                self._land(restore, unit, page, source)
+            elif page.resident or page.landing >= 0:
                 # Another restore has brought it up meanwhile; it was verified on its way.
                 restore.flight.arrived(unit)
                 self._changed.append(restore)
@@ -272,6 +275,17 @@ class PageReads:
         for (_, (_, unit, _)), begun in zip(wanted, self.reads.begin(wanted, number), strict=True):
             if not begun:
                 self._not_begun(restore, unit, source)
+
+    def _land(self, restore: Restore, unit: int, page: Page, source: str) -> None:
+        """Of a page that host memory has, too: it comes from there where it cannot land."""
+        assert self.reads is not None
+        number = self._numbers[source]
+        if self.reads.join(page, (restore, unit, None)) is not None:
+            self.answered(source, [0])
+        elif not page.whole_in(number) or not self.reads.land(page, (restore, unit, number), number):
+            restore.come_from(HOST, range(unit, unit + 1), Unit.PRESENT)
+            self._changed.append(restore)
+            self.answered(source, [0])
 
     def _not_begun(self, restore: Restore, unit: int, source: str, why: str = "no room in host memory") -> None:
         dropped = restore.claimed[unit].dropped

@@ -111,6 +111,15 @@ class Reads(Generic[Waiter]):
             self._begin_to_host(to_host[start : start + BATCH])
         return [page in self._waiting for page, _ in wanted]
 
+    def land(self, page: Page, waiter: Waiter, tier: int) -> bool:
+        """Have a page land from this tier that host memory has, too, and that nobody waits for; False where it cannot.
+        If it does not come, it is said to have come from host memory."""
+        self._waiting[page] = [waiter]
+        if self._land(page, tier):
+            return True
+        del self._waiting[page]
+        return False
+
     def _begin_to_host(self, pages: Sequence[tuple[Page, int]]) -> None:
         """Read pages from these tiers into host memory, as far as it has room."""
         slots = self._table.take_slots(len(pages), None)
@@ -306,6 +315,10 @@ class Reads(Generic[Waiter]):
                     source.unlearn(copy)
                 else:
                     self._lost(page, tier, copy, outcome)
+                if page.resident:
+                    self._tell(page, HOST, "")
+                    self._table.unpin(page)
+                    return
                 if self._fill(page) or page in self._saving:
                     self._table.unpin(page)
                     return

@@ -20,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..base.errors import NotHeldError
-from ..restore.flight import Flight
+from ..restore.flight import Flight, Unit
 from ..restore.planner import Decision
 from ..restore.storyteller import Storyteller
 from ..table.held_page import Page, Places
+from ..table.tier_copies import HOST
 
 #: Where whoever drives the device has not said that it can.
 NOBODY_COMPUTES_LAYERS = "nothing here computes single layers"
@@ -57,6 +58,7 @@ class Restore:
     by any thread."""
 
     __slots__ = (
+        "also_here",
         "asked",
         "busy_until",
         "can_compute",
@@ -118,6 +120,7 @@ class Restore:
         self.leans_on: list[Page] = []  # pinned: of the prefix, what other restores have only heard of
         self.tiers = tiers
         self.sources: list[int] = []  # the tier of each claimed page, by number
+        self.also_here: set[int] = set()  # claimed pages that come from elsewhere though host memory has them
         self.flight = Flight()  # of the claimed pages
         self.complete = False  # the chain has been claimed as far as it goes
         self.short = False  # a page was found that could not be claimed
@@ -169,6 +172,19 @@ class Restore:
         return pinned
 
     # ---- its pages ----
+
+    def come_from(self, tier: int, units: range, state: Unit) -> None:
+        """They come from this tier instead, or are there at once."""
+        self.sources[units.start : units.stop] = [tier] * len(units)
+        self.flight.redirect(units, self.tiers[tier], state)
+
+    def take_what_is_here(self) -> None:
+        """What was to come from elsewhere, and has not, is taken from host memory, which has it, too. It stays looked
+        at where it is copied: what was asked for may come yet."""
+        for unit in self.also_here:
+            page = self.claimed[unit]
+            if self.flight[unit] in (Unit.ABSENT, Unit.LOADING) and page.resident:
+                self.come_from(HOST, range(unit, unit + 1), Unit.PRESENT)
 
     @property
     def reach(self) -> int:

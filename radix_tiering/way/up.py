@@ -110,6 +110,7 @@ class Restorer:
             clock,
             behind=behind,
             deadline_seconds=lambda: self._deadline_seconds,
+            lands_what_is_here=not self._verify_first,
         )
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = runner.thread(self._run, "swift-restore")
@@ -314,18 +315,21 @@ class Restorer:
     def _verify_resident(self, restore: Restore) -> None:
         """Have the bytes of the pages looked at that were in host memory already. Lock held."""
         if self._verify_first and restore.state is RestoreState.RUNNING:
-            self._look_at(restore, 0, len(restore.sources), partial(self._checked, restore))
+            self._look_at(restore, self._resident(restore, 0, len(restore.sources)), partial(self._checked, restore))
 
-    def _look_at(self, restore: Restore, first: int, end: int, told: Callable[[_Looked], None]) -> int:
-        """Compute the checksums of those of pages `[first, end)` that were in host memory when they were claimed, and
-        are kept there by their pins; `told` is called with a part of them at a time, on a thread of the checkers. How
-        many times. Lock held."""
-        resident = [unit for unit in range(first, end) if restore.sources[unit] == HOST]
-        starts = range(0, len(resident), self._checkers.together)
+    @staticmethod
+    def _resident(restore: Restore, first: int, end: int) -> list[int]:
+        """Those of pages `[first, end)` that were in host memory when they were claimed, and come from there."""
+        return [unit for unit in range(first, end) if restore.sources[unit] == HOST]
+
+    def _look_at(self, restore: Restore, units: Sequence[int], told: Callable[[_Looked], None]) -> int:
+        """Compute the checksums of these pages, which are kept in host memory by their pins; `told` is called with a
+        part of them at a time, on a thread of the checkers. How many times. Lock held."""
+        starts = range(0, len(units), self._checkers.together)
         for start in starts:
-            units = resident[start : start + self._checkers.together]
-            slots = [restore.claimed[unit].slot for unit in units]
-            self._checkers.check(slots, partial(_tell, told, units))
+            some = units[start : start + self._checkers.together]
+            slots = [restore.claimed[unit].slot for unit in some]
+            self._checkers.check(slots, partial(_tell, told, some))
         return len(starts)
 
     def _checked(self, restore: Restore, looked: _Looked) -> None:
@@ -413,8 +417,10 @@ class Restorer:
     def _settle(self, restore: Restore, unit: int, source: int, failure: str) -> None:
         if not failure:
             restore.flight.arrived(unit)
-            if restore.flight[unit] is not Unit.PRESENT:
-                self._draining.spare(restore, [unit])  # the device has computed it, or will: it came too late
+            if restore.flight[unit] is not Unit.PRESENT and unit not in restore.also_here:
+                # The device has computed it, or will: it came too late. One that host memory has, too, may be being
+                # copied from there.
+                self._draining.spare(restore, [unit])
             return
         if restore.state is RestoreState.RUNNING and restore.flight[unit] is Unit.LOADING:
             restore.story.lost(self._names[source], failure)
@@ -558,7 +564,8 @@ class Restorer:
             restore.story.computed(front, end)
             if self._verify_beside:
                 # The upper layers are copied before anybody would look at what a forward has made of them.
-                restore.unchecked = self._look_at(restore, front, end, partial(self._checked_for_layers, restore))
+                resident = self._resident(restore, front, end)
+                restore.unchecked = self._look_at(restore, resident, partial(self._checked_for_layers, restore))
             # Its pages are of use together only, so none is left out for being computed sooner.
             self._reads.batch.set_computing(restore, False)
             self._reads.pump()
@@ -613,15 +620,17 @@ class Restorer:
         with self._table.lock:
             return restore.places(first, end)
 
-    def verified(self, restore: Restore, first: int, end: int) -> Callable[[], None]:
-        """Where pages are verified beside their copy: begin to look at pages `[first, end)`, whose `places` are being
-        copied to the device, and stay pinned. What this returns waits for that, and raises DamagedPageError if one of
-        them is not what it was. Any thread."""
+    def verified(self, restore: Restore, first: int, places: Sequence[int]) -> Callable[[], None]:
+        """Where pages are verified beside their copy: begin to look at those from page `first` on, which are being
+        copied to the device from `places`, and stay pinned. What this returns waits for that, and raises
+        DamagedPageError if one of them is not what it was. Any thread."""
         looks = self._runner.queue()
         with self._table.lock:
             count = 0
             if self._verify_beside and restore.state is not RestoreState.RELEASED:
-                count = self._look_at(restore, first, end, looks.put)
+                copied = [unit for unit, place in enumerate(places, first) if place < self._host.slots]
+                unknown = [unit for unit in copied if restore.sources[unit] == HOST or unit in restore.also_here]
+                count = self._look_at(restore, unknown, looks.put)
 
         def wait() -> None:
             damage = set[str]()

@@ -208,7 +208,7 @@ class Loader:
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
         looks = [
-            self._stack.restorer.verified(load.restore, load.first, load.first + len(load.places))
+            self._stack.restorer.verified(load.restore, load.first, load.places.numbers.tolist())
             for load in loads
             if load.restore is not None
         ]

@@ -14,8 +14,11 @@ import pytest
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.ops.lab.torture.scenarios import pages_at_peers_alone
 from swift_tiers.ops.lab.torture.taking import How, KnownCosts, Taking
+from swift_tiers.radix_tiering.base.errors import DamagedPageError
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
-from swift_tiers.radix_tiering.restore.cost import SourceCost
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.stack import PAGES_TIMED
 from swift_tiers.radix_tiering.way.draining import Draining
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.radix_tiering.way.up import Restorer
@@ -41,16 +44,25 @@ def nothing_left() -> Iterator[None]:
     end_all()
 
 
-def in_virtual_time(seed: int, test: Callable[[Bench], None], slots: int = SLOTS, costs: Any = None) -> None:
+def in_virtual_time(
+    seed: int,
+    test: Callable[[Bench], None],
+    slots: int = SLOTS,
+    costs: Any = None,
+    *,
+    here_too: bool = False,
+    **options: Any,
+) -> None:
+    """`here_too`: host memory has the pages as well; `options`: of the stack."""
     draw = random.Random(seed)
     runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
 
     def main() -> None:
         peer = ModelPeer(GEOMETRY.page_bytes, landing_slots=slots, runner=runner)
-        stack = make_stack(2 * PAGES, lent=peer, runner=runner)
+        stack = make_stack(2 * PAGES, lent=peer, runner=runner, **options)
         lease = peer.lend(2 * PAGES)
         peer.settle()
-        pages_at_peers_alone(stack, peer, KEYS)
+        pages_at_peers_alone(stack, peer, KEYS, KEYS if here_too else ())
         stack.planner.costs = costs or KnownCosts()
         test(Bench(stack, peer, lease, Taking(stack, runner, draw)))
         check(stack)
@@ -125,6 +137,166 @@ def test_it_is_not_drained_where_host_memory_is_as_fast() -> None:
         bench.stack.restorer.release(restore)
 
     in_virtual_time(0, test, costs=FastHost())
+
+
+# ---- what host memory has as well ----
+
+
+def lands_whole(bench: Bench) -> None:
+    assert bench.device.serve(KEYS) is How.WHOLE
+    assert bench.peer.landings == PAGES
+    assert (bench.device.copied, bench.device.computed) == (PAGES - 1, 1)
+    assert bench.stack.snapshot().tiers["peer"].bytes_read == PAGES * GEOMETRY.page_bytes
+
+
+@pytest.mark.parametrize("slots", [1, 2, SLOTS])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_host_memory_has_too_lands_where_that_is_sooner(seed: int, slots: int) -> None:
+    in_virtual_time(seed, lands_whole, slots, here_too=True, copies_beside=True)
+
+
+def comes_from_here(bench: Bench) -> None:
+    restore = settle(bench.stack, bench.stack.restore(KEYS, can_compute=True))
+    assert restore.pages == PAGES
+    assert not restore.also_here
+    assert bench.peer.landings == 0
+    bench.stack.restorer.release(restore)
+
+
+def comes_from_here_after_all(bench: Bench) -> None:
+    """Though it was to land at first."""
+    restore = settle(bench.stack, bench.stack.restore(KEYS, can_compute=True))
+    assert len(restore.also_here) == restore.pages == PAGES
+    assert restore.found() == ["host"] * PAGES
+    assert bench.peer.landings == 0
+    bench.stack.restorer.release(restore)
+
+
+def test_it_is_copied_from_there_where_that_is_sooner() -> None:
+    in_virtual_time(0, comes_from_here, costs=FastHost(), here_too=True, copies_beside=True)
+
+
+def test_it_is_copied_from_there_where_nothing_is_known_of_that() -> None:
+    """Nobody has measured it, and too few have been copied."""
+
+    def test(bench: Bench) -> None:
+        del bench.stack.planner.costs.sources["host"]
+        bench.stack.links["host-device"].count(PAGES_TIMED - 1, GEOMETRY.page_bytes, 1e-2 * PAGES_TIMED)
+        comes_from_here(bench)
+        bench.stack.links["host-device"].count(1, GEOMETRY.page_bytes, 1e-2)
+        lands_whole(bench)
+
+    in_virtual_time(0, test, here_too=True, copies_beside=True)
+
+
+class FastDevice(KnownCosts):
+    """Computing a page takes less than landing it, and more than having it."""
+
+    compute = compute_at_worst = ComputeCost(fixed_seconds=1e-3, token_seconds=1e-4, pair_seconds=0.0)
+
+
+def test_it_is_copied_from_there_where_computing_is_sooner_than_landing() -> None:
+    in_virtual_time(0, comes_from_here_after_all, costs=FastDevice(), here_too=True, copies_beside=True)
+
+
+def test_it_is_copied_from_there_where_pages_are_verified_first() -> None:
+    in_virtual_time(0, comes_from_here, here_too=True)
+
+
+def test_it_is_copied_from_there_where_all_that_lands_would_fit() -> None:
+    """Then nothing would be drained, and it would only be waited for."""
+    in_virtual_time(0, comes_from_here, slots=PAGES, here_too=True, copies_beside=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("what", ["recalled", "ended", "damaged"])
+def test_what_does_not_land_is_taken_from_host_memory(seed: int, what: str) -> None:
+    def test(bench: Bench) -> None:
+        def cause() -> None:
+            bench.runner.sleep(random.Random(seed).random() * 3e-3)
+            if what == "recalled":
+                bench.peer.recall(bench.lease)
+            elif what == "ended":
+                bench.peer.end(bench.lease)
+            else:
+                for data in bench.peer.stored.values():
+                    data[5] ^= 1
+
+        thread = bench.runner.thread(cause, "trouble")
+        thread.start()
+        assert bench.device.serve(KEYS) is How.WHOLE
+        assert bench.device.computed == 1
+        thread.join()
+
+    in_virtual_time(seed, test, here_too=True, copies_beside=True)
+
+
+@pytest.mark.parametrize("begun_before", [False, True])
+def test_a_neighbour_that_hangs_costs_a_wait_and_nothing_is_computed(begun_before: bool) -> None:
+    """The wait is as long as a load may take that falls behind."""
+
+    def test(bench: Bench) -> None:
+        restorer, device = bench.stack.restorer, bench.device
+        if not begun_before:
+            bench.peer.hold(True)
+            assert device.serve(KEYS) is How.WHOLE
+            assert (device.copied, device.computed) == (PAGES, 0)
+        else:
+            restore = begun(bench)
+            bench.peer.hold(True)
+            restorer.copies(restore, 1, SLOTS)
+            restorer.take(restore, restorer.step(restore, 1))
+            restorer.copied(restore, 1, SLOTS)
+            until(bench, lambda: restorer.step(restore, 1 + SLOTS) == (PAGES, PAGES))
+            restorer.release(restore)
+        assert [event.kind for event in bench.stack.events.since()].count("restore.behind") == 1
+        bench.peer.hold(False)
+        bench.runner.sleep(1.0)
+
+    in_virtual_time(0, test, here_too=True, copies_beside=True)
+
+
+def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> None:
+    def test(bench: Bench) -> None:
+        restorer = bench.stack.restorer
+        bench.peer.hold(True)
+        restore = bench.stack.restore(KEYS, can_compute=True)
+        until(bench, lambda: restore.flight.loading)
+        with bench.stack.table.lock:
+            restore.take_what_is_here()
+        places = restorer.places(restore, 0, PAGES).numbers
+        assert (places < bench.stack.host.slots).all()
+        restorer.copies(restore, 0, PAGES)
+        restorer.take(restore, Step(PAGES, PAGES))
+        bench.peer.hold(False)
+        until(bench, lambda: bench.peer.landings)
+        assert all(page.pins for page in restore.claimed), "its slot is another one's while it is copied"
+        bench.stack.host.page(restore.claimed[0].slot)[3] ^= 1
+        with pytest.raises(DamagedPageError):
+            restorer.verified(restore, 0, places.tolist())()
+        restorer.copied(restore, 0, PAGES)
+        restorer.split(restore)
+        restorer.release(restore)
+
+    in_virtual_time(0, test, here_too=True, copies_beside=True)
+
+
+def test_what_is_taken_from_host_memory_after_all_is_verified_there() -> None:
+    def test(bench: Bench) -> None:
+        restorer = bench.stack.restorer
+        bench.peer.hold(True)
+        restore = bench.stack.restore(KEYS, can_compute=True)
+        until(bench, lambda: restore.also_here)
+        bench.stack.host.page(restore.claimed[2].slot)[3] ^= 1
+        with bench.stack.table.lock:
+            restore.take_what_is_here()
+        verified = restorer.verified(restore, 0, restorer.places(restore, 0, PAGES).numbers.tolist())
+        with pytest.raises(DamagedPageError):
+            verified()
+        bench.peer.hold(False)
+        restorer.release(restore)
+
+    in_virtual_time(0, test, here_too=True, copies_beside=True)
 
 
 def until(bench: Bench, there: Callable[[], object]) -> None:

@@ -38,6 +38,18 @@ def comes_whole(s):
     return log, peer.landings, s.details(req), max(map(len, Copies.copied))
 
 
+def comes_whole_though_host_memory_has_it(s):
+    question = prompt(9)
+    (answer,) = lent_alone(s, question, here_too=True)
+    peer, used = s.linker.stack.tiers["peer"], s.linker.stack.host.used_slots
+    req = s.add(question)
+    log = steps(s)
+    assert list(req.output_ids) == answer
+    assert s.linker.stack.host.used_slots >= used
+    quiet(s)
+    return log, peer.landings, s.details(req)
+
+
 def others_go_on(s):
     """Who decodes goes on while pages land and are taken; so does who comes next, when it has been."""
     question, second, other = prompt(2), prompt(3, 700), prompt(102, 40)
@@ -150,7 +162,7 @@ def in_any_order(s, seed):
         [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 700))]
         for n in range(3)
     ]
-    answers = lent_alone(s, *questions)
+    answers = lent_alone(s, *questions, here_too=seed % 2 == 1)
     Copies.seconds_each = dice.choice((0.0, 1e-4))
     reqs, lost, limit = [], set(), time.monotonic() + LIMIT
     while time.monotonic() < limit:
@@ -225,6 +237,15 @@ def test_it_comes_whole_through_landing_memory(scheduler) -> None:
     log, landings, details, most = scheduler(comes_whole)
     assert landings == 62
     assert most <= SLOTS
+    (_, first), (start, rest) = log
+    assert (first, start, rest) == (PAGE, 992, 8)
+    assert details["peer"] == 992 - PAGE
+
+
+def test_it_comes_so_though_host_memory_has_it(scheduler) -> None:
+    """As that would take longer."""
+    log, landings, details = scheduler(comes_whole_though_host_memory_has_it)
+    assert landings == 62
     (_, first), (start, rest) = log
     assert (first, start, rest) == (PAGE, 992, 8)
     assert details["peer"] == 992 - PAGE

@@ -17,8 +17,9 @@ PAGE, CHUNK, SLOTS, LEASE = 16, 64, 8, 2000
 
 
 def arguments(folders: Any, tokens: int = 4096) -> list[str]:
-    """SGLang's, for a tiny model. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool."""
-    config = {"restore": {"chunk": CHUNK, "behind": 1000.0}}
+    """SGLang's, for a tiny model. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool. Pages are
+    verified as on GPUs, which alone have landing memory."""
+    config = {"restore": {"chunk": CHUNK, "behind": 1000.0}, "host": {"size": "8MiB", "verify": "beside"}}
     return slow_link.tiny_server(folders, config, page=PAGE, tokens=tokens)
 
 
@@ -92,8 +93,8 @@ def landing_pool(s: Any) -> Any:
     return peer
 
 
-def lent_alone(s: Any, *prompts: list[int]) -> list[list[int]]:
-    """The answers to these, whose pages are then in lent memory alone."""
+def lent_alone(s: Any, *prompts: list[int], here_too: bool = False) -> list[list[int]]:
+    """The answers to these, whose pages are then in lent memory alone, or in host memory as well."""
     from swift_tiers.radix_tiering.table.tier_copies import HOST
 
     stack, peer = s.linker.stack, landing_pool(s)
@@ -105,9 +106,9 @@ def lent_alone(s: Any, *prompts: list[int]) -> list[list[int]]:
         assert stack.movers["peer"].wait_idle(60)
     peer.settle()
     with stack.table.lock:
-        for page in reversed(stack.table.listed()):
+        for page in reversed(stack.table.listed() if not here_too else []):
             stack.table.lose(page, HOST)
-    assert stack.host.used_slots == 0
+    assert here_too or stack.host.used_slots == 0
     peer.links["peer-host"].pages = 0
     peer.landings = 0
     return answers

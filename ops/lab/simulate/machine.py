@@ -238,6 +238,7 @@ class ModelServer:
             runner=runner,
             costs=LiveCosts(costs, runner=runner),
             landing=landing,
+            copies_beside=True,
         )
         self.stack.planner.forward_tokens = FORWARD_TOKENS
         serving = Serving(

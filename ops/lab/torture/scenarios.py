@@ -20,14 +20,17 @@ from .state import history_line
 from .taking import KnownCosts, Taking
 
 
-def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes]) -> None:
-    """Put pages, and leave of them only what memory that is lent has."""
+def pages_at_peers_alone(
+    stack: TierStack, peer: ModelPeer, keys: Sequence[bytes], here_too: Sequence[bytes] = ()
+) -> None:
+    """Put pages, and leave of them only what memory that is lent has; of those that are `here_too`, both copies."""
     put(stack, keys)
     with stack.table.lock:
         assert stack.movers["peer"].wait_idle(30.0)
         for page in reversed(stack.table.listed()):
             assert copy_of(stack, page, "peer"), "it was not lent to"
-            stack.table.lose(page, HOST)
+            if page.key not in here_too:
+                stack.table.lose(page, HOST)
 
 
 def recalled_while_it_is_restored(seed: int, fine: bool, history: list[str]) -> VirtualRunner:
@@ -136,8 +139,11 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
         leases = [peer.lend(length), peer.lend(length)]
         peer.settle()
         chains = [chain(*range(length)), chain(*range(length // 2), *"abcdefghijklmnopqrst"[: length // 2])]
+        # Of one of them host memory has some as well: those come from either.
+        here_too = random.Random(f"here, too {seed}")
+        kept = chains[0][: here_too.choice((0, length, here_too.randint(0, length)))]
         for keys in chains:
-            pages_at_peers_alone(stack, peer, keys)
+            pages_at_peers_alone(stack, peer, keys, kept)
         stack.planner.costs = KnownCosts()
         device = Taking(stack, runner, draw)
         if trouble:

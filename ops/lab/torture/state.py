@@ -84,7 +84,7 @@ class WorldState:
         """Every page that is promised is there, and its bytes are those that were put under its key. Where pages are
         verified beside their copy, damage is an error of this copy instead, and nothing else is. `first`: which of the
         restore's pages lies at the first of `places`."""
-        verified = self.stack.restorer.verified(restore, first, first + len(places))
+        verified = self.stack.restorer.verified(restore, first, places)
         right = True
         for key, place in zip(keys[first:], places, strict=False):
             assert place >= 0, "a page is promised that is nowhere"

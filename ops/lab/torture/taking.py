@@ -175,7 +175,7 @@ class Taking:
         return True
 
     def _copy_places(self, restore: Restore, memory: dict[int, np.ndarray], first: int, places: Sequence[int]) -> bool:
-        verified = self.stack.restorer.verified(restore, first, first + len(places))
+        verified = self.stack.restorer.verified(restore, first, places)
         for unit, place in enumerate(places, first):
             self._runner.sleep(self._draw.random() * COPY_SECONDS)
             memory[unit] = page_at(self.stack, place).copy()

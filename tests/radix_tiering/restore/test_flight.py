@@ -147,6 +147,9 @@ def test_moves_that_cannot_be_are_refused() -> None:
         one.take(Step(1, 1))
     with pytest.raises(ValueError, match="cannot be taken"):
         one.take(Step(2, 1))
+    one.begin(1)
+    with pytest.raises(ValueError, match="can still come from anywhere"):
+        one.redirect(range(0, 2), "host", Unit.PRESENT)
     with pytest.raises(ValueError, match="a lead of 4"):
         Flight(["ssd"], lead=4)
 
@@ -217,6 +220,23 @@ class Restoring(RuleBasedStateMachine):
         self.one.abandon_source(source)
         assert not self.one.next_load(source)
         assert source not in self.one.sources()
+
+    @rule(data=st.data(), source=st.sampled_from(SOURCES), there=st.booleans())
+    def comes_from_elsewhere(self, data: st.DataObject, source: str, there: bool) -> None:
+        """Neighbours that have come are to be loaded after all, or those that have not are there at once."""
+        before = (Unit.ABSENT, Unit.LOADING) if there else (Unit.PRESENT,)
+        found = [unit for unit in range(self.one.front, len(self.one)) if self.one[unit] in before]
+        if not found:
+            return
+        first = end = data.draw(st.sampled_from(found))
+        while end in found:
+            end += 1
+        self.one.redirect(range(first, end), source, Unit.PRESENT if there else Unit.ABSENT)
+        for unit in range(first, end):
+            assert self.one[unit] is (Unit.PRESENT if there else Unit.ABSENT)
+            assert self.one.source(unit) == source
+            self.loaded[unit] = 0
+            self.forsaken.discard(unit)
 
     @rule()
     def patience_ends(self) -> None:

@@ -144,7 +144,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> tuple[TierStack, Held, Any]:
 
 def test_beside_a_copy_only_what_is_copied_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
-    verified = stack.restorer.verified(restore, 1, 3)
+    verified = stack.restorer.verified(restore, 1, restore.places(1, 3).numbers.tolist())
     ((slots, _),) = held.asked
     assert list(slots) == stack.restorer.places(restore, 1, 3).numbers.tolist()
     held.answer()
@@ -155,7 +155,7 @@ def test_beside_a_copy_only_what_is_copied_is_looked_at(monkeypatch: pytest.Monk
 def test_beside_a_copy_damage_is_an_error_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
     stack.host.page(restore.claimed[2].slot)[7] ^= 1
-    verified = stack.restorer.verified(restore, 0, 4)
+    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     held.answer()
     with pytest.raises(DamagedPageError, match="a page in host memory: corrupt: checksum"):
         verified()
@@ -168,7 +168,7 @@ def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack, held, restore = beside(monkeypatch)
-    verified = stack.restorer.verified(restore, 0, 4)
+    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     monkeypatch.setattr(stack.host, "addresses", lambda slots: 1 / 0)
     held.answer()
     with pytest.raises(DamagedPageError, match="could not be verified"):
@@ -178,7 +178,7 @@ def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
 
 def test_pages_that_are_flushed_while_they_are_copied_are_still_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
-    verified = stack.restorer.verified(restore, 0, 4)
+    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     stack.flush(memory=True, durable=True)
     held.answer()
     verified()
