@@ -191,16 +191,14 @@ class PageTable:
 
     def _counts(self, page: Page, tier: int) -> bool:
         """Whether its copy there is to be told of: neither of memory that was emptied, nor on a part that has gone."""
-        of, code = self.of[tier], self._rows.word[page.row, PLACES + tier]
-        if self._emptying and not of.durable and of.flushes_at(code) < self.flushes:
+        of = self.of[tier]
+        seen = of.seen(self._rows.word[page.row, PLACES + tier])
+        if seen is None or (self._emptying and not of.durable and seen.flushes < self.flushes):
             return False
-        return not self._gone_with(of, code)
+        return not self._gone_with(of, seen.place)
 
-    def _gone_with(self, of: TierCopies, code: int) -> list[tuple[int, Part]]:
-        """The parts that have gone on which a copy lies."""
-        if not self._gone:
-            return []
-        place = of.place_at(code)
+    def _gone_with(self, of: TierCopies, place: Any) -> list[tuple[int, Part]]:
+        """The parts that have gone on which a copy at this place lies."""
         return [one for one in list(self._gone) if one[0] == of.number and of.keeper.uses(place, one[1])]
 
     def keys_beginning(self, namespace: bytes, begin: bytes) -> list[bytes]:
@@ -445,7 +443,7 @@ class PageTable:
         assert page.begun_in(tier)
         assert not page.whole_in(tier)
         if place is not None and place != of.place_at(code):
-            begun = of.flushes_at(code)
+            begun = of.copy_at(code, whole=False).flushes
             of.forget(row, code)
             code = of.code(row, place, digest, begun)
         if digest is not None:
@@ -654,7 +652,7 @@ class PageTable:
             if what < len(self.of):
                 of = self.of[what]
                 if self._gone:
-                    for part in self._gone_with(of, which):
+                    for part in self._gone_with(of, of.place_at(which)):
                         self._gone[part] += 1
                 freed.setdefault(what, []).append(of.place_at(which))
                 of.forget(whose, which)

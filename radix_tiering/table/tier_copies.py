@@ -7,7 +7,7 @@ page is there, who leaves first, and which part of them holds a place.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +35,13 @@ class Copy:
         self.digest = digest  # checksum of the bytes; None: not known yet
         self.flushes = flushes  # `PageTable.flushes` when it was begun
         self.whole = whole
+
+
+class Seen(NamedTuple):
+    """What is known of a copy that may just be given up."""
+
+    place: Any
+    flushes: int  # as of a `Copy`; 0 where it outlives a flush of memory
 
 
 class Keeper(Protocol):
@@ -201,9 +208,9 @@ class TierCopies:
         """Where that is, as the tier has it."""
         return code
 
-    def flushes_at(self, code: int) -> int:
-        """`PageTable.flushes` when it was begun, of a copy in memory."""
-        return 0
+    def seen(self, code: int) -> Seen | None:
+        """What whoever looks without the lock sees there; None: nothing any more."""
+        return None if code < 0 else Seen(self.place_at(code), 0)
 
     def forget(self, row: int, code: int) -> None:
         """The page in `row` has nothing there any more."""
@@ -247,8 +254,8 @@ class HostCopies(TierCopies):
     def digest(self, code: int) -> bytes | None:
         return self._digests[code]
 
-    def flushes_at(self, code: int) -> int:
-        return int(self._flushes[code])
+    def seen(self, code: int) -> Seen | None:
+        return None if code < 0 else Seen(code, int(self._flushes[code]))
 
     def forget(self, row: int, code: int) -> None:
         self._digests[code], self.owners[code] = None, -1
@@ -294,8 +301,9 @@ class BookedCopies(TierCopies):
     def place_at(self, code: int) -> Any:
         return self._at(code).place
 
-    def flushes_at(self, code: int) -> int:
-        return self._at(code).flushes
+    def seen(self, code: int) -> Seen | None:
+        copy = None if code < 0 else self._copies[code]
+        return None if copy is None else Seen(copy.place, copy.flushes)
 
     def forget(self, row: int, code: int) -> None:
         copy, self._copies[code] = self._copies[code], None

@@ -458,3 +458,39 @@ def test_keys_of_which_few_bits_differ_are_spread_as_others_are(number: Callable
     full = table.book.rows.table != 0
     ends = np.flatnonzero(~full)
     assert np.diff(ends, prepend=-1, append=len(full)).max() < 200, "far from where they are looked for"
+
+
+@pytest.mark.parametrize("tier", [HOST, PEER, SSD])
+@pytest.mark.parametrize("why", ["a flush", "a part"])
+def test_a_look_without_the_lock_may_find_that_a_copy_has_just_gone(
+    why: str, tier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by torture between two statements: a request was answered with an error of ours instead of a miss."""
+    rig = Rig(4, LEAST_RECENTLY_USED)
+    table = rig.table
+    (page,) = table.take_in(None, chain("page"), LENGTH, table.tick())
+    table.end(page, HOST, whole=True, digest=b"d" * 16)
+    for beneath in (PEER, SSD):
+        place = rig.tiers[beneath - 1].take()
+        table.begin(page, beneath, place, b"d" * 16)
+        assert table.end(page, beneath, whole=True)
+    if tier != HOST:
+        table.lose(page, HOST)
+    if why == "a flush":
+        table.forget_memory()
+    else:
+        table.part_gone(PEER, 1)
+    looked, whole_in = list[int](), Page.whole_in
+
+    def just_before(self: Page, number: int) -> bool:
+        there = whole_in(self, number)
+        if number == tier and there:
+            looked.append(number)
+            table.lose(self, number)
+        return there
+
+    monkeypatch.setattr(Page, "whole_in", just_before)
+    table.holds(page)
+    monkeypatch.undo()
+    assert looked == [tier]
+    rig.check()
