@@ -20,7 +20,7 @@ from ..table.page_table import PageTable
 from ..table.tier_copies import HOST
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import Tier
-from .request_restore import Restore
+from .request_restore import Restore, runs_of
 
 
 class Draining:
@@ -52,9 +52,8 @@ class Draining:
         for tier in self._near:
             both = here & self._table.whole(claimed, tier)
             here &= ~both
-            edges = np.flatnonzero(np.diff(both, prepend=False, append=False)).reshape(-1, 2).tolist()
-            if edges:
-                found[tier] = [range(first, end) for first, end in edges]
+            if both.any():
+                found[tier] = runs_of(both)
         landing = sum(map(restore.sources.count, self._near)) + sum(len(run) for runs in found.values() for run in runs)
         return found if landing > self._landing.slots else {}
 

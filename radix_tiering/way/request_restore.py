@@ -30,6 +30,12 @@ from ..table.tier_copies import HOST
 NOBODY_COMPUTES_LAYERS = "nothing here computes single layers"
 
 
+def runs_of(units: np.ndarray) -> list[range]:
+    """Neighbours among those that are so: bool [units]."""
+    edges = np.flatnonzero(np.diff(units, prepend=False, append=False)).reshape(-1, 2).tolist()
+    return [range(first, end) for first, end in edges]
+
+
 class RestoreState(Enum):
     WAITING = auto()
     RUNNING = auto()
@@ -181,10 +187,16 @@ class Restore:
     def take_what_is_here(self) -> None:
         """What was to come from elsewhere, and has not, is taken from host memory, which has it, too. It stays looked
         at where it is copied: what was asked for may come yet."""
-        for unit in self.also_here:
-            page = self.claimed[unit]
-            if self.flight[unit] in (Unit.ABSENT, Unit.LOADING) and page.resident:
-                self.come_from(HOST, range(unit, unit + 1), Unit.PRESENT)
+        if not self.also_here:
+            return
+        states = np.frombuffer(self.flight.states(), np.uint8)
+        here = np.isin(states, (Unit.ABSENT, Unit.LOADING))
+        here[[unit for unit in np.flatnonzero(here).tolist() if not self._is_here(unit)]] = False
+        for run in runs_of(here):
+            self.come_from(HOST, run, Unit.PRESENT)
+
+    def _is_here(self, unit: int) -> bool:
+        return unit in self.also_here and self.claimed[unit].resident
 
     @property
     def reach(self) -> int:
