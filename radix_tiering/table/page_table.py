@@ -192,10 +192,10 @@ class PageTable:
     def _counts(self, page: Page, tier: int) -> bool:
         """Whether its copy there is to be told of: neither of memory that was emptied, nor on a part that has gone."""
         of = self.of[tier]
-        seen = of.seen(self._rows.word[page.row, PLACES + tier])
-        if seen is None or (self._emptying and not of.durable and seen.flushes < self.flushes):
+        copy = of.facts_at(self._rows.word[page.row, PLACES + tier])
+        if copy is None or (self._emptying and not of.durable and copy.flushes < self.flushes):
             return False
-        return not self._gone_with(of, seen.place)
+        return not self._gone_with(of, copy.place)
 
     def _gone_with(self, of: TierCopies, place: Any) -> list[tuple[int, Part]]:
         """The parts that have gone on which a copy at this place lies."""

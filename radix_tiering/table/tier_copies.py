@@ -37,7 +37,7 @@ class Copy:
         self.whole = whole
 
 
-class Seen(NamedTuple):
+class CopyFacts(NamedTuple):
     """What is known of a copy that may just be given up."""
 
     place: Any
@@ -208,9 +208,9 @@ class TierCopies:
         """Where that is, as the tier has it."""
         return code
 
-    def seen(self, code: int) -> Seen | None:
+    def facts_at(self, code: int) -> CopyFacts | None:
         """What whoever looks without the lock sees there; None: nothing any more."""
-        return None if code < 0 else Seen(self.place_at(code), 0)
+        return None if code < 0 else CopyFacts(self.place_at(code), 0)
 
     def forget(self, row: int, code: int) -> None:
         """The page in `row` has nothing there any more."""
@@ -254,8 +254,8 @@ class HostCopies(TierCopies):
     def digest(self, code: int) -> bytes | None:
         return self._digests[code]
 
-    def seen(self, code: int) -> Seen | None:
-        return None if code < 0 else Seen(code, int(self._flushes[code]))
+    def facts_at(self, code: int) -> CopyFacts | None:
+        return None if code < 0 else CopyFacts(code, int(self._flushes[code]))
 
     def forget(self, row: int, code: int) -> None:
         self._digests[code], self.owners[code] = None, -1
@@ -301,9 +301,9 @@ class BookedCopies(TierCopies):
     def place_at(self, code: int) -> Any:
         return self._at(code).place
 
-    def seen(self, code: int) -> Seen | None:
+    def facts_at(self, code: int) -> CopyFacts | None:
         copy = None if code < 0 else self._copies[code]
-        return None if copy is None else Seen(copy.place, copy.flushes)
+        return None if copy is None else CopyFacts(copy.place, copy.flushes)
 
     def forget(self, row: int, code: int) -> None:
         copy, self._copies[code] = self._copies[code], None
