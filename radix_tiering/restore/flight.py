@@ -84,10 +84,7 @@ class Flight:
         first, end = units.start, units.stop
         if self._state[first:end].strip(_ABSENT_LOADING_OR_PRESENT):
             raise ValueError(f"not all units of [{first}, {end}) can still come from anywhere")
-        for wanted in self._wanted.values():
-            end_here = min(end, len(wanted))
-            wanted[first:end_here] = bytes(max(0, end_here - first))
-        self._state[first:end] = bytes([state]) * (end - first)
+        self._set(first, end, state)
         self._sources[first:end] = [source] * (end - first)
         wanted = self._wanted.setdefault(source, bytearray())
         wanted.extend(bytes(max(0, end - len(wanted))))

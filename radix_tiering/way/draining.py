@@ -17,6 +17,7 @@ import numpy as np
 from ..restore.flight import Unit
 from ..table.kernels import BATCH
 from ..table.page_table import PageTable
+from ..table.rows import rows_of
 from ..table.tier_copies import HOST
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import Tier
@@ -46,7 +47,7 @@ class Draining:
         found: dict[int, list[range]] = {}
         if self._landing is None or not self._near or len(restore.claimed) <= self._landing.slots:
             return found
-        claimed = np.array([page.row for page in restore.claimed], np.int64)
+        claimed = rows_of(restore.claimed)
         here = np.frombuffer(restore.flight.states(), np.uint8) == Unit.PRESENT
         here &= self._table.whole(claimed, HOST)
         for tier in self._near:

@@ -40,7 +40,7 @@ class Pacing:
         """`behind`: `restore.behind` of the configuration; `deadline_seconds()`: how long a page is waited for whose
         source is not known; `lands_what_is_here`: pages may land that host memory has, too: what is taken from there
         after all is verified where it is copied."""
-        self.lands_what_is_here = lands_what_is_here
+        self._lands_what_is_here = lands_what_is_here
         self.behind = behind  # may be changed at any time
         self.late = 0  # restores that fell behind
         self._planner = planner
@@ -91,7 +91,7 @@ class Pacing:
     def _land_what_is_here(self, restore: Restore) -> None:
         """Have pages that host memory has come from lent memory, where they land sooner than they would be copied from
         there. They are taken from host memory after all where anything goes wrong."""
-        if not self.lands_what_is_here:
+        if not self._lands_what_is_here:
             return
         for tier, runs in self._draining.also_here(restore).items():
             pages, start = sum(map(len, runs)), len(restore.prefix_keys)

@@ -257,15 +257,16 @@ class PageReads:
         hints = self._tiers[number - HOST - 1].hints
         for unit in units:
             page = restore.claimed[unit]
-            if unit in restore.also_here and page.resident and page.landing < 0:
-                self._land(restore, unit, page, source)
-            elif page.resident or page.landing >= 0:
+            elsewhere = page.resident and unit in restore.also_here
+            if page.landing >= 0 or (page.resident and not elsewhere):
                 # Another restore has brought it up meanwhile; it was verified on its way.
                 restore.flight.arrived(unit)
                 self._changed.append(restore)
                 self.answered(source, [0])
             elif self.reads.join(page, (restore, unit, None)) is not None:
                 self.answered(source, [0])
+            elif elsewhere:
+                self._land(restore, unit, page, source)
             elif page.dropped:
                 self._not_begun(restore, unit, source)
             elif hints and page.in_host:
@@ -280,9 +281,7 @@ class PageReads:
         """Of a page that host memory has, too: it comes from there where it cannot land."""
         assert self.reads is not None
         number = self._numbers[source]
-        if self.reads.join(page, (restore, unit, None)) is not None:
-            self.answered(source, [0])
-        elif not page.whole_in(number) or not self.reads.land(page, (restore, unit, number), number):
+        if not page.whole_in(number) or not self.reads.land(page, (restore, unit, number), number):
             restore.come_from(HOST, range(unit, unit + 1), Unit.PRESENT)
             self._changed.append(restore)
             self.answered(source, [0])

@@ -187,16 +187,11 @@ class Restore:
     def take_what_is_here(self) -> None:
         """What was to come from elsewhere, and has not, is taken from host memory, which has it, too. It stays looked
         at where it is copied: what was asked for may come yet."""
-        if not self.also_here:
-            return
-        states = np.frombuffer(self.flight.states(), np.uint8)
-        here = np.isin(states, (Unit.ABSENT, Unit.LOADING))
-        here[[unit for unit in np.flatnonzero(here).tolist() if not self._is_here(unit)]] = False
+        states, to_come = self.flight.states(), (Unit.ABSENT, Unit.LOADING)
+        here = np.zeros(len(states), np.bool_)
+        here[[unit for unit in self.also_here if states[unit] in to_come and self.claimed[unit].resident]] = True
         for run in runs_of(here):
             self.come_from(HOST, run, Unit.PRESENT)
-
-    def _is_here(self, unit: int) -> bool:
-        return unit in self.also_here and self.claimed[unit].resident
 
     @property
     def reach(self) -> int:

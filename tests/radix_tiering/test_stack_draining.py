@@ -258,12 +258,7 @@ def test_a_neighbour_that_hangs_costs_a_wait_and_nothing_is_computed(begun_befor
 
 def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> None:
     def test(bench: Bench) -> None:
-        restorer = bench.stack.restorer
-        bench.peer.hold(True)
-        restore = bench.stack.restore(KEYS, can_compute=True)
-        until(bench, lambda: restore.flight.loading)
-        with bench.stack.table.lock:
-            restore.take_what_is_here()
+        restorer, restore = bench.stack.restorer, taken_from_here(bench)
         places = restorer.places(restore, 0, PAGES).numbers
         assert (places < bench.stack.host.slots).all()
         restorer.copies(restore, 0, PAGES)
@@ -283,13 +278,8 @@ def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> 
 
 def test_what_is_taken_from_host_memory_after_all_is_verified_there() -> None:
     def test(bench: Bench) -> None:
-        restorer = bench.stack.restorer
-        bench.peer.hold(True)
-        restore = bench.stack.restore(KEYS, can_compute=True)
-        until(bench, lambda: restore.also_here)
+        restorer, restore = bench.stack.restorer, taken_from_here(bench)
         bench.stack.host.page(restore.claimed[2].slot)[3] ^= 1
-        with bench.stack.table.lock:
-            restore.take_what_is_here()
         verified = restorer.verified(restore, 0, restorer.places(restore, 0, PAGES).numbers.tolist())
         with pytest.raises(DamagedPageError):
             verified()
@@ -305,6 +295,16 @@ def until(bench: Bench, there: Callable[[], object]) -> None:
             return
         bench.runner.sleep(1e-4)
     raise AssertionError("it does not come")
+
+
+def taken_from_here(bench: Bench) -> Any:
+    """A restore some of whose pages are to land, where nothing does, and that takes all from host memory instead."""
+    bench.peer.hold(True)
+    restore = bench.stack.restore(KEYS, can_compute=True)
+    until(bench, lambda: restore.flight.loading)
+    with bench.stack.table.lock:
+        restore.take_what_is_here()
+    return restore
 
 
 def begun(bench: Bench) -> Any:

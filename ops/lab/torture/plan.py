@@ -103,6 +103,11 @@ class Plan(NamedTuple):
         """For what is not an action; the same whatever was shrunk."""
         return random.Random(f"{self.kind} {self.seed} {what}")
 
+    @property
+    def verify(self) -> bool | str:
+        """`host.verify`, of all processes and ranks alike."""
+        return self.draw("verifying").choice((True, "beside"))
+
 
 def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = None, fine: bool = False) -> Plan:
     """The world of a seed. `steps`: what each client does; whoever makes trouble does half as much."""

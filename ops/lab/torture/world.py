@@ -251,7 +251,7 @@ class World:
             others=[*([state.attic] if state.attic is not None else []), *self._shared(fingerprint)],
             landing=landing, direct=direct,
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))}, fill_behind=behind,
-            host={"verify": self.plan.draw("verifying").choice((True, "beside"))},
+            host={"verify": self.plan.verify},
         )  # fmt: skip
         if not behind:
             self._count_recovered("recovered")

@@ -135,7 +135,7 @@ class RankWorld:
             state.peer = ModelPeer(geometry.page_bytes, ssd.fingerprint, runner=runner)
         state.stack = new_stack(
             host_pages, ssd, old.stack.namespace, lent=state.peer, runner=runner, policy=policy, restore=restore,
-            host={"verify": _verifies(plan)},
+            host={"verify": plan.verify},
         )  # fmt: skip
         state.linker = SwiftLinker.over(old.pool, state.stack)
         cache = self._s.cache
@@ -343,15 +343,10 @@ class RankWorld:
             happened["retracted"] += bool(req.retraction_count)
 
 
-def _verifies(plan: Plan) -> bool | str:
-    """When pages in host memory are verified: `host.verify`, on all ranks alike."""
-    return plan.draw("verifying").choice((True, "beside"))
-
-
 def _damage_may_refuse(plan: Plan) -> bool:
     """Whether a load may turn out to have copied a damaged page, on whichever rank."""
     actions = [action.name for job in plan.jobs for action in job.actions.values()]
-    return _verifies(plan) == "beside" and "damage_memory" in actions
+    return plan.verify == "beside" and "damage_memory" in actions
 
 
 def _stumble_of(action: WorldAction) -> str:
