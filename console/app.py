@@ -42,6 +42,8 @@ from .widgets.status import StatusLine
 
 #: Between two paintings of what only time changes (ages), seconds.
 TICK_SECONDS = 1.0
+#: Between two looks whether the screen has been laid out anew, seconds.
+LAYOUT_SECONDS = 0.01
 #: Between two rests, seconds, and how long nothing must have been pressed before one.
 REST_SECONDS, QUIET_SECONDS = 10.0, 2.0
 #: Of a recording: what `[` and `]` jump, seconds.
@@ -156,6 +158,13 @@ class ConsoleApp(App[None]):
 
     def do(self, action: str) -> None:
         self.call_later(self.run_action, action)
+
+    def when_line_has_gone(self, does: Callable[[], object]) -> None:
+        if self.entry.is_on_screen and not self.entry.is_open:
+            # A refresh may come before the layout in which the line is missing.
+            self.set_timer(LAYOUT_SECONDS, partial(self.when_line_has_gone, does))
+        else:
+            self.call_after_refresh(does)
 
     # ---- what comes from outside ----
 

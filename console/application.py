@@ -81,7 +81,8 @@ class Application(Protocol):
     def push_screen(self, screen: Screen[Any], callback: Callable[[Any], None] | None = None, /) -> Any:
         """Open a dialog."""
 
-    def call_after_refresh(self, callback: Callable[..., Any], /, *arguments: Any) -> Any: ...
+    def when_line_has_gone(self, does: Callable[[], object]) -> None:
+        """Call this once the screen is without the line that has been typed."""
 
     def export_screenshot(self, *, title: str | None = None) -> str: ...
 

@@ -81,8 +81,8 @@ class Typed:
     def _export(self, words: tuple[str, ...]) -> None:
         made = begin(self._session, words[0], words[1].strip() if len(words) > 1 else None)
         if made.kind == "svg":
-            # What was typed to get it is no part of the picture: only once the screen is as it was.
-            self._app.call_after_refresh(self._write, made)
+            # What was typed to get it is no part of the picture.
+            self._app.when_line_has_gone(lambda: self._write(made))
         else:
             self._write(made)
 
