@@ -114,6 +114,13 @@ class DeviceConfig(Section, frozen=True):
             "memory, as all do with 0"
         ),
     ] = Size(256 * 2**20)
+    outgoing: Annotated[
+        Size,
+        Meta(
+            description="Memory of each rank's GPU, with peer.borrow, in which pages wait for a donor's GPU to copy "
+            "them from there; pages beyond it go to donors through host memory, as all do with 0"
+        ),
+    ] = Size(64 * 2**20)
 
 
 class PolicyConfig(Section, frozen=True):

@@ -28,6 +28,7 @@ from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 
 from ..pools.device_pool import DevicePool
 from ..pools.gpu_memory import gpu_memory
@@ -65,7 +66,9 @@ class PeerSide:
         self.donation: Donation | None = None
         self._peer = peer
         self._number, self._ranks = number, ranks
+        self._pool = pool
         self._page_bytes = pool.geometry.page_bytes
+        self._outgoing_bytes = int(config.device.outgoing)
         self._accelerator = pool.accelerator
         self._landing = landing
         self._effects: deque[DonorEffect] = deque()
@@ -104,6 +107,8 @@ class PeerSide:
         """The peer tier of a rank that borrows; `fingerprint` is the checksum of a page. Raises ArenaError."""
         if self._peer.borrow:
             device = self._device()
+            if device is not None:
+                self._pool.outgoing = self._open_outgoing(device)
             self.tier = PeerTier(
                 self.name,
                 self._page_bytes,
@@ -111,8 +116,22 @@ class PeerSide:
                 fingerprint=fingerprint,
                 landing=self._landing if device is not None else None,
                 device=device,
+                outgoing=self._pool.outgoing,
             )
         return self.tier
+
+    def _open_outgoing(self, device: DeviceMemory) -> OutgoingMemory | None:
+        """From where donors' devices store pages; None where there is none, or no room: then all of them go through
+        host memory, and the log says why."""
+        if self._accelerator is None or not self._outgoing_bytes:
+            return None
+        try:
+            found = OutgoingMemory(device, self._accelerator, self._page_bytes, self._outgoing_bytes)
+        except (ValueError, ArenaError) as error:
+            logger.warning("swift-tiers: device.outgoing: %s: pages go to other GPUs through host memory", error)
+            return None
+        logger.info("swift-tiers: %d pages of outgoing memory on the device", found.rows)
+        return found
 
     def _device(self) -> DeviceMemory | None:
         """For which memory of donors' GPUs is mapped; None: for none."""

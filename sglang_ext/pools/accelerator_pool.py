@@ -107,6 +107,9 @@ class AcceleratorPool(DevicePool):
             copies.append(self._copy_of(staging, self._all_layers, out=True))
         if self.landing is not None:
             copies.append(self._copy_of(self.landing, self._all_layers, out=False))
+        if self.outgoing is not None:
+            copies.append(self._copy_of(self.outgoing.memory, self._all_layers, out=True))
+            prepare_digests(self.outgoing.memory, self.geometry.page_bytes)
         for copy in copies:
             copy.prepare()
         if self.landing is not None:
@@ -288,6 +291,11 @@ class AcceleratorPool(DevicePool):
                 self._gather(side.kernels, pages[~by_engine], whole, slots[~by_engine], most)
             order = order[by_engine[order]]
             self._store_staged(side, pages[order], whole, slots[order], lambda first, end: came(order[first:end]))
+
+    def _copy_aside(self, pages: np.ndarray, rows: np.ndarray, after: Sequence[Any]) -> None:
+        assert self.outgoing is not None
+        with self._copying(after) as side:
+            self._gather(side.kernels, pages, self.outgoing.memory, rows)
 
     def _gather(
         self, queue: CopyQueue, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, most: int | None = None

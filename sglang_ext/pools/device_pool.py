@@ -21,6 +21,7 @@ from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 
 from .supported import PLAIN_WINDOWS
 
@@ -121,6 +122,8 @@ class DevicePool(ABC):
     #: uint8 [slots, stride], on the device: `copy_in` takes slots beyond the slab's from here. See
     #: `radix_tiering.landing`.
     landing: torch.Tensor | None = None
+    #: Where pages wait for donors' devices to store them; None where nothing is stored so.
+    outgoing: OutgoingMemory | None = None
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> None:
         """`codec`: in which pages are kept below the device; empty: as they are."""
@@ -168,6 +171,14 @@ class DevicePool(ABC):
         self._require(pages, slots, len(slab))
         self._copy_out(pages, slab, slots, after, came)
 
+    def copy_aside(self, pages: np.ndarray, rows: Sequence[int], after: Sequence[Any] = ()) -> None:
+        """Pool pages to rows of outgoing memory, which the caller has taken, once the device's events `after` have
+        come; complete when it returns or raises. Raises IndexError, and copies nothing, if a page or a row is none."""
+        assert self.outgoing is not None, "there is no outgoing memory"
+        slots = np.asarray(rows, dtype=np.int64)
+        self._require(pages, slots, self.outgoing.rows)
+        self._copy_aside(pages, slots, after)
+
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
@@ -198,6 +209,10 @@ class DevicePool(ABC):
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
     ) -> None:
         """`copy_out` of pages and slots that there are."""
+
+    def _copy_aside(self, pages: np.ndarray, rows: np.ndarray, after: Sequence[Any]) -> None:
+        """`copy_aside` of pages and rows that there are."""
+        raise NotImplementedError("pools in host memory have no outgoing memory")
 
     @abstractmethod
     def _copy_in(

@@ -161,25 +161,54 @@ class Offloader:
         for start in range(0, len(keys), STEP_PAGES):
             step = keys[start : start + STEP_PAGES]
             put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace)
+            rows: list[int] = []
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
                 digests = []
                 if put.slots:
+                    rows = self._copy_aside(source, after)
                     digests, after = self._fill(put, source, after), []
             except BaseException:
-                self._stack.intake.abort(put)
+                self._abort(put, rows)
                 raise
             with self._answering:
                 current = self._is_current(job)
                 if current:
-                    self._stack.intake.commit(put, digests)
+                    self._commit(put, digests, rows)
             if not current:
-                self._stack.intake.abort(put)
+                self._abort(put, rows)
                 return False
             if put.refused:
                 return False
             parent = step[-1]
         return bool(keys)
+
+    def _copy_aside(self, pages: np.ndarray, after: list[Any]) -> list[int]:
+        """Copy pool pages to outgoing memory, as many of the first ones as it has room for, once events `after` have
+        come; their rows there, which are the caller's."""
+        outgoing = self._pool.outgoing
+        rows = outgoing.take(len(pages)) if outgoing is not None else []
+        if rows:
+            try:
+                self._pool.copy_aside(pages[: len(rows)], rows, after)
+            except BaseException:
+                self._give_back(rows)
+                raise
+        return rows
+
+    def _commit(self, put: Put, digests: list[bytes], rows: list[int]) -> None:
+        """Pages are there, the first ones also in `rows`, where they are found before anybody wants to store them."""
+        if self._pool.outgoing is not None:
+            self._pool.outgoing.enter(rows, digests[: len(rows)])
+        self._stack.intake.commit(put, digests)
+
+    def _abort(self, put: Put, rows: list[int]) -> None:
+        self._give_back(rows)
+        self._stack.intake.abort(put)
+
+    def _give_back(self, rows: list[int]) -> None:
+        if self._pool.outgoing is not None:
+            self._pool.outgoing.give_back(rows)
 
     def _fill(self, put: Put, pages: np.ndarray, after: list[Any]) -> list[bytes]:
         """Copy pool pages to the slots of `put`, once events `after` have come; the checksums of the slots. They are

@@ -117,6 +117,29 @@ def test_pages_go_out_whole(locked, data):
     assert np.array_equal(case.slab, before), "written beside the pages"
 
 
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_pages_go_to_outgoing_memory_whole(data):
+    case = Case(data, locked=True)
+    nbytes, rows = case.pool.geometry.page_bytes, len(case.slab)
+    stride = nbytes + data.draw(st.sampled_from([0, 8]))
+    memory = torch.from_numpy(case.generator.integers(0, 256, (rows, stride), dtype=np.uint8))
+    case.pool.outgoing = SimpleNamespace(rows=rows, memory=memory)
+    before = memory.clone()
+    final = [[plane.clone() for plane in planes] for planes in case.buffers]
+    for planes, values in zip(case.buffers, final, strict=True):
+        for plane, value in zip(planes, values, strict=True):
+            plane.fill_(0)
+            case.accelerator.forward.do(lambda plane=plane, value=value: plane.copy_(value))
+    case.pool.copy_aside(case.pages, case.slots.tolist(), [case.accelerator.forward.mark()])
+    for page, row in zip(case.pages.tolist(), case.slots.tolist(), strict=True):
+        assert memory[row, :nbytes].numpy().tobytes() == case.page(page)
+        before[row, :nbytes] = memory[row, :nbytes]
+    assert torch.equal(memory, before), "written beside the pages"
+    with pytest.raises(IndexError, match=f"a slot of {rows} to {rows} is none of {rows}"):
+        case.pool.copy_aside(case.pages[:1], [rows])
+
+
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())

@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 from swift_tiers.sglang_ext.build import peer_side as peer_side_module
 from swift_tiers.sglang_ext.build.peer_side import PeerSide
 from swift_tiers.sglang_ext.pools import landing as landing_module
@@ -25,6 +26,7 @@ from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.pools.landing import open_direct, open_landing, wanted_kvikio
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.way.loads import Load, Loader
+from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
 
 from support.deferred_accelerator import DeferredAccelerator
 from support.engine import chain, check, make_stack, memory_ssd, namespace, put, settle
@@ -98,6 +100,62 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     donor.close()
 
 
+@pytest.mark.parametrize("rows", [PAGES, 2], ids=["all go straight", "some go through host memory"])
+def test_what_is_computed_here_goes_to_a_neighbours_device_and_comes_back(directory: Path, rows: int) -> None:
+    """The whole way down and up: pool, outgoing memory, a donor's device, landing memory, pool."""
+    accelerator = DeferredAccelerator(7, locked=True)
+    pool = device_pool(accelerator)
+    nbytes, ours = pool.geometry.page_bytes, FakeDeviceMemory("GPU-b")
+    landing = Landing(accelerator, nbytes, (PAGES + 1) * 4096)
+    pool.landing = landing.memory
+    pool.outgoing = OutgoingMemory(ours, accelerator, nbytes, rows * 4096)
+    donor = LocalDonor(directory, pages=16, page_bytes=nbytes, planes=2, device=FakeDeviceMemory("GPU-a"))
+    tier = PeerTier("b", nbytes, PeerConfig(borrow=True), device=ours, landing=landing, outgoing=pool.outgoing)
+    stack = make_stack(host_pages=2 * PAGES, lent=tier, landing=landing, space=namespace(geometry=pool.geometry))
+    pool.prepare(stack.host.slab)
+    tier.neighbours({"d": donor.address})
+    wait_for(lambda: pool.outgoing.wanted, "the donor to map it")
+    generator = torch.Generator().manual_seed(3)
+    for layer in pool._planes:
+        for plane in layer:
+            plane.copy_(torch.randint(0, 256, plane.shape, generator=generator, dtype=torch.uint8))
+    sources, keys = np.arange(PAGES) * 3, chain(*range(PAGES))
+    rows_of = (sources[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
+    want = [content_of(pool, page) for page in sources.tolist()]
+    offloader = Offloader(pool, stack)
+    hashes = [key.hex() for key in keys]
+    offloader.submit(
+        Offload(hashes, OnTheWay(torch.from_numpy(rows_of)), [accelerator.mark_here()], None, 1, stack.digest)
+    )
+    assert offloader.wait(60)
+    assert offloader.take_answer()
+    wait_for(lambda: stack.snapshot().tiers["peer"].pages == PAGES, "all pages to be kept by the donor")
+    assert (tier.links["device-peer"].pages, tier.links["host-peer"].pages) == (rows, PAGES - rows)
+    assert pool.outgoing.used_rows == 0
+    with stack.table.lock:
+        for page in reversed(stack.table.listed()):
+            assert stack.table.lose(page, HOST)
+    restore = settle(stack, stack.restore(keys))
+    assert (restore.slots >= stack.host.slots).sum() == PAGES
+    loader, targets = Loader(pool, stack), sources[::-1] + 1
+    loads = (targets[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
+    index = loader.start(
+        [Load(None, restore, 0, restore.places(0, restore.pages), OnTheWay(torch.from_numpy(loads)))], list
+    )
+    assert loader.counter.finish(index)
+    for page, bytes_there in zip(targets.tolist(), want, strict=True):
+        assert (content_of(pool, page) == bytes_there).all()
+    loader.close()
+    offloader.close()
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    wait_for(lambda: landing.used_slots == 0, "landing memory to be given back")
+    check(stack)
+    stack.close()
+    assert ours.mapped == 0
+    donor.close()
+
+
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What maps the memory of donors' GPUs."""
@@ -105,7 +163,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_pool(accelerator) -> SimpleNamespace:
-    return SimpleNamespace(geometry=SimpleNamespace(page_bytes=4096), accelerator=accelerator, landing=None)
+    geometry = SimpleNamespace(page_bytes=4096)
+    return SimpleNamespace(geometry=geometry, accelerator=accelerator, landing=None, outgoing=None)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +248,33 @@ def test_ssds_are_read_straight_where_everything_for_it_is_there(caplog) -> None
 def borrower(landing: Landing) -> PeerSide:
     config = parse_config({"peer": {"borrow": True}, "bus": {"server": "s"}})
     return PeerSide(config, "tp0", small_pool(DeferredAccelerator(0, locked=True)), None, landing)
+
+
+@pytest.mark.parametrize(("size", "rows"), [("64MiB", 2**14), ("8KiB", 2), ("0", None), ("4095", None)])
+def test_there_is_outgoing_memory_where_there_is_room(size: str, rows: int | None, caplog) -> None:
+    caplog.set_level("INFO")
+    config = parse_config({"peer": {"borrow": True}, "bus": {"server": "s"}, "device": {"outgoing": size}})
+    pool = small_pool(DeferredAccelerator(0, locked=True))
+    side = PeerSide(config, "tp0", pool, None)
+    try:
+        side.borrow(page_digest)
+        assert (pool.outgoing.rows if pool.outgoing is not None else None) == rows
+        assert ("device.outgoing: " in caplog.text) == (size == "4095")
+        assert (f"{rows} pages of outgoing memory" in caplog.text) == (rows is not None)
+    finally:
+        side.close()
+
+
+def test_a_device_without_room_for_outgoing_memory_does_without(monkeypatch, caplog) -> None:
+    device = FakeDeviceMemory("GPU-b")
+    device.faults["export"] = "cuMemCreate: out of memory"
+    monkeypatch.setattr(peer_side_module, "gpu_memory", lambda _: device)
+    side = borrower(Landing(DeferredAccelerator(0, locked=True), 4096, 2**20))
+    try:
+        assert side.borrow(page_digest).snapshot().outgoing_bytes == 0
+        assert "device.outgoing: cuMemCreate: out of memory" in caplog.text
+    finally:
+        side.close()
 
 
 def test_pages_land_for_a_borrower_on_a_gpu(monkeypatch) -> None:

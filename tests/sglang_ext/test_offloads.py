@@ -243,6 +243,7 @@ class StallingPool:
     device = torch.device("cpu")
     geometry = GEOMETRY
     page_size = 1
+    outgoing: Any = None
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys  # what its pages hold
@@ -294,6 +295,83 @@ def test_a_copy_that_was_given_up_publishes_nothing() -> None:
         offloader.close()
     assert (stack.probe(keys), stack.probe(following)) == (0, 1)
     assert stack.host.used_slots == 1
+    check(stack)
+
+
+class Aside:
+    """Outgoing memory with so many rows."""
+
+    def __init__(self, rows: int, stack: TierStack, keys: list[bytes]) -> None:
+        self.free = list(range(rows))
+        self.found: dict[bytes, int] = {}
+        self.copied: list[tuple[list[int], list[int], list[Any]]] = []
+        self.fails = False
+        self._stack, self._keys = stack, keys
+
+    def take(self, most: int) -> list[int]:
+        taken, self.free = self.free[:most], self.free[most:]
+        return taken
+
+    def enter(self, rows: list[int], digests: list[bytes]) -> None:
+        assert self._stack.probe(self._keys) == 0, "by now they are being stored from elsewhere"
+        self.found.update(zip(digests, rows, strict=True))
+
+    def give_back(self, rows: list[int]) -> None:
+        self.free += rows
+
+    def copy_aside(self, pages: np.ndarray, rows: list[int], after: list[Any]) -> None:
+        self.copied.append((pages.tolist(), rows, after))
+        if self.fails:
+            raise RuntimeError("CUDA error: out of memory")
+
+
+def with_outgoing(keys: list[bytes], rows: int) -> tuple[TierStack, StallingPool, Aside, Offloader]:
+    stack, pool = make_stack(), StallingPool(keys)
+    pool.stalls = "never"
+    pool.outgoing = aside = Aside(rows, stack, keys)
+    pool.copy_aside = aside.copy_aside  # type: ignore[attr-defined]
+    return stack, pool, aside, Offloader(pool, stack)  # type: ignore[arg-type]
+
+
+def test_pages_are_set_aside_for_donors_before_they_are_offered_to_them() -> None:
+    keys = chain(*"abc")
+    stack, pool, aside, offloader = with_outgoing(keys, 2)
+    job = offered(stack, pool, keys)
+    job.ready = ready = [object()]
+    try:
+        offloader.submit(job)
+        assert offloader.wait(60)
+        assert offloader.take_answer()
+    finally:
+        offloader.close()
+    assert aside.copied == [([0, 1], [0, 1], ready)], "as many as there is room for"
+    digests = [page.digest for page in stack.table.settled_chain(stack.digest, keys)]
+    assert aside.found == {digests[0]: 0, digests[1]: 1}
+    check(stack)
+
+
+@pytest.mark.parametrize("what", ["given up", "not copied aside", "not copied"])
+def test_rows_of_pages_that_do_not_come_are_given_back(what: str) -> None:
+    keys = chain(*"abc")
+    stack, pool, aside, offloader = with_outgoing(keys, 2)
+    if what == "given up":
+        pool.stalls = "while pages are copied"
+    aside.fails = what == "not copied aside"
+    if what == "not copied":
+        pool.copy_out = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
+    try:
+        offloader.submit(offered(stack, pool, keys))
+        if what == "given up":
+            assert pool.begun.wait(60)
+            offloader.forget()
+            pool.go_on.set()
+        else:
+            assert offloader.wait(60)
+            assert not offloader.take_answer()
+    finally:
+        offloader.close()
+    assert (sorted(aside.free), aside.found) == ([0, 1], {})
+    assert stack.host.used_slots == 0
     check(stack)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -103,6 +104,7 @@ class DeferredAccelerator(Accelerator):
         self.queues: list[LateQueue] = []
         self.forward = self.queue()
         self._chance = random.Random(seed)
+        self._stepping = threading.RLock()  # one thread at a time plays the device
         self._own: set[int] = set()
 
     def queue(self) -> LateQueue:
@@ -113,11 +115,12 @@ class DeferredAccelerator(Accelerator):
         return self.forward.mark()
 
     def run_until(self, reached: Callable[[], bool]) -> None:
-        while not reached():
-            ready = self._chance.sample(self.queues, len(self.queues))
-            assert any(queue.step() for queue in ready), "queues wait for each other"
-        for _ in range(self._chance.choice([0, 0, 2, 100])):  # it does not stop there
-            self._chance.choice(self.queues).step()
+        with self._stepping:
+            while not reached():
+                ready = self._chance.sample(self.queues, len(self.queues))
+                assert any(queue.step() for queue in ready), "queues wait for each other"
+            for _ in range(self._chance.choice([0, 0, 2, 100])):  # it does not stop there
+                self._chance.choice(self.queues).step()
 
     def page_locked(self, memory: torch.Tensor) -> bool:
         return self.locked or memory.data_ptr() in self._own

@@ -262,7 +262,7 @@ class FakeCudaDriver:
         self.streams[stream].append((target, source, size))
         return (_OK,)
 
-    do_cuMemcpyDtoHAsync = do_cuMemcpyHtoDAsync
+    do_cuMemcpyDtoHAsync = do_cuMemcpyDtoDAsync = do_cuMemcpyHtoDAsync
 
     def do_cuMemsetD8Async(self, target: int, value: int, size: int, stream: int) -> tuple[Any, ...]:
         zeros = ctypes.create_string_buffer(size)

@@ -50,7 +50,7 @@ class FakeDeviceMemory(DeviceMemory):
         self.name = name
         self.kind = kind
         self.reaches = reaches
-        #: Why the next calls fail: by "export", "attach", "read", "write".
+        #: Why the next calls fail: by "export", "attach", "read", "write", "pull".
         self.faults: dict[str, str] = {}
         #: Called within each read or write, before the copy.
         self.on_copy: Callable[[str], None] = lambda what: None
@@ -138,6 +138,15 @@ class FakeDeviceMemory(DeviceMemory):
             for start, at, length in pieces.tolist():
                 memory[at : at + length].numpy()[:] = source[start : start + length]
         self.calls["write"] += 1
+
+    def _pull(self, source: torch.Tensor, memory: torch.Tensor, pieces: np.ndarray) -> None:
+        self._fail("pull")
+        assert self._mapping_of(memory).own, "memory of somebody else was written to"
+        with self.using(memory), self.using(source):
+            self.on_copy("pull")
+            for start, at, length in pieces.tolist():
+                memory[at : at + length] = source[start : start + length]
+        self.calls["pull"] += 1
 
     def _fail(self, what: str) -> None:
         if what in self.faults:

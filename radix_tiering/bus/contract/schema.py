@@ -127,6 +127,7 @@ def _answer(name: str, pattern: str, view: type[View], meaning: str) -> KeySpec:
 #: Ways between tiers; those to and from memory of other servers are there for each donor, too.
 LINKS = (
     "device-host", "host-device", "host-ssd", "ssd-host", "ssd-device", "peer-host", "host-peer", "peer-device",
+    "device-peer",
 )  # fmt: skip
 
 KEYS: tuple[KeySpec, ...] = (
@@ -169,8 +170,8 @@ KEYS: tuple[KeySpec, ...] = (
         "SERVER:RANK:link:FROM-TO",
         LinkView,
         "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `ssd-device`, `peer-host`, "
-        "`host-peer`, `peer-device`; and of these last, `DONOR-host`, `host-DONOR` and `DONOR-device` for each donor, "
-        "counted since it was met",
+        "`host-peer`, `peer-device`, `device-peer`; and of these last, `DONOR-host`, `host-DONOR`, `DONOR-device` and "
+        "`device-DONOR` for each donor, counted since it was met",
     ),
     _hash(
         "gpu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter, deque
 from pathlib import Path
@@ -17,7 +18,9 @@ from .arena import ArenaError, AttachedArena, SharedArena
 from .arena_messages import (
     Attach,
     Attached,
+    OfferAnswered,
     OtherVersionError,
+    OutgoingOffer,
     Paced,
     Refused,
     Store,
@@ -28,9 +31,11 @@ from .arena_messages import (
     in_packets,
 )
 from .arena_socket import close_all, is_own_user, packet_socket, receive, send
-from .device_arena import AttachedDevice
+from .device_arena import AttachedDevice, DeviceArena
 from .device_memory import DeviceMemory
 from .extents import CutRun
+
+logger = logging.getLogger(__name__)
 
 #: Packets taken at one time.
 _BATCH = 16
@@ -53,15 +58,20 @@ class ArenaClient:
         staging: SharedArena,
         device: DeviceMemory | None = None,
         runner: Runner = THREADS,
+        outgoing: DeviceArena | None = None,
     ) -> None:
         """Connect to the donor of this name at `path`, as `party`. `staging`: where pages to be stored are put; it may
         be shared by all clients of a process. `device`: for which a donor's device memory is mapped; None: for none,
-        and such a donor cannot be used. Raises ArenaError where nobody serves there now, ConfigError for a directory
+        and such a donor cannot be used. `outgoing`: memory of that device from which a donor on one may store pages as
+        well. Raises ArenaError where nobody serves there now, ConfigError for a directory
         that is not this user's alone."""
         os.close(open_private_directory(path.parent, "lease directory", create=False))
         self._donor = donor
         self._device = device
         self._runner = runner
+        self._outgoing = outgoing
+        #: Whether stores may name outgoing memory: the donor has it mapped.
+        self.pulls = False
         #: What was ignored: `garbled`, `oversized`.
         self.counters: Counter[str] = Counter()
         #: The donor's memory, once it has answered, and whose leases lie in it.
@@ -140,6 +150,7 @@ class ArenaClient:
     def end(self, reason: str) -> None:
         """Close the connection. Idempotent: the first reason stays."""
         self.ended = self.ended or reason
+        self.pulls = False
         self._connection.close()
         self._outbox.clear()
         if self.arena is not None:
@@ -159,9 +170,8 @@ class ArenaClient:
     def _understand(self, data: bytes, descriptors: tuple[int, ...]) -> tuple[Stored, ...]:
         try:
             message = decode_donors(data)
-            if isinstance(message, Attached) != bool(descriptors) or isinstance(message, StoresDone | Paced) != (
-                self.arena is not None
-            ):
+            later = isinstance(message, StoresDone | Paced | OfferAnswered)
+            if isinstance(message, Attached) != bool(descriptors) or later != (self.arena is not None):
                 raise GarbledError("not the time for that")
         except OtherVersionError as error:
             close_all(descriptors)
@@ -174,6 +184,8 @@ class ArenaClient:
                 return message.stored
             if isinstance(message, Paced):
                 self.share = message.share
+            elif isinstance(message, OfferAnswered):
+                self._offer_answered(message)
             elif isinstance(message, Refused):
                 self.end(f"the donor refuses: {message.reason}")
             elif isinstance(message, Attached):
@@ -191,6 +203,16 @@ class ArenaClient:
             self.end(str(error))
             return
         self.arena, self.party, self.bandwidth = arena, attached.party, attached.bandwidth
+        if self._outgoing is not None and isinstance(arena, AttachedDevice):
+            try:
+                send(self._connection, encode(OutgoingOffer(self._outgoing.size)), self._outgoing.fd)
+            except OSError:
+                pass  # what is stored there goes through host memory
+
+    def _offer_answered(self, answer: OfferAnswered) -> None:
+        self.pulls = self._outgoing is not None and not answer.refusal
+        if answer.refusal:
+            logger.info("swift-tiers: what %s stores goes through host memory: %s", self._donor, answer.refusal)
 
     def _map(self, attached: Attached, descriptor: int) -> AttachedArena | AttachedDevice:
         """The memory that was handed out. Takes the descriptor over. Raises ArenaError."""

@@ -17,6 +17,7 @@ from .arena_messages import (
     encode,
 )
 from .arena_socket import send
+from .device_arena import AttachedDevice
 from .extents import CutRun
 from .pace import MovePace
 
@@ -36,6 +37,7 @@ class Guest:
         self.party: Party | None = None  # until it has said who it is
         self.page_bytes = 0
         self.staging: AttachedArena | None = None
+        self.outgoing: AttachedDevice | None = None  # once it has offered it, and this donor's device reaches it
         self.pace = MovePace(None)
         self.stores: deque[Store] = deque()
         self.answers: deque[Stored] = deque()
@@ -62,6 +64,13 @@ class Guest:
     def has_work(self) -> bool:
         """Whether a store waits, and the answer to it could: who does not take answers gets nothing stored."""
         return bool(self.stores) and len(self.answers) < MAX_WAITING
+
+    def next_stores(self, most_pulled: int) -> list[Store]:
+        """What is stored next, together: one page of its staging memory, or several of its outgoing memory."""
+        some = [self.stores.popleft()]
+        while some[0].outgoing and self.stores and self.stores[0].outgoing and len(some) < most_pulled:
+            some.append(self.stores.popleft())
+        return some
 
     @property
     def interest(self) -> int:
@@ -115,3 +124,5 @@ class Guest:
                 self._locked_for.unlock(self.staging.array)
                 self._locked_for = None
             self.staging.close()
+        if self.outgoing is not None:
+            self.outgoing.close()

@@ -1,8 +1,8 @@
 """What a borrower and a donor say on the arena socket (docs/leases.md, "Arenas").
 
 One message is one packet, `[version, body]` in msgpack; the body is a map whose key `type` names the message. With
-`attach` and `attached` travels one file descriptor, with the others none. What exceeds the limits below is not a
-message: it is counted and ignored.
+`attach`, `attached` and `offer` travels one file descriptor, with the others none. What exceeds the limits below is not
+a message: it is counted and ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..leases.messages import GarbledError, LeaseId, Length, Offset, Party
 from .arena import ArenaKind
 
 #: Changes with anything that a reader of the former version would misread.
-VERSION = 2
+VERSION = 3
 #: Bytes of one packet: below what a unix socket's buffer takes (208 KiB by default).
 MAX_PACKET_BYTES = 2**17
 #: Stores that one message asks for, or answers.
@@ -29,12 +29,13 @@ class ArenaMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One page to be copied from the borrower's staging arena into a slot of a lent run."""
+    """One page to be copied from memory of the borrower's into a slot of a lent run."""
 
     number: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # chosen by the borrower; comes back in the answer
     lease: LeaseId
     slot: Offset
-    staging: Offset  # bytes from the start of the staging arena
+    at: Offset  # bytes from the start of the borrower's memory
+    outgoing: bool = False  # of what it has offered, not of the staging arena
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,6 +54,12 @@ class Attach(ArenaMessage, frozen=True, tag="attach"):
     party: Party  # as in the lease protocol
     page_bytes: Length
     staging_bytes: Length
+
+
+class OutgoingOffer(ArenaMessage, frozen=True, tag="offer"):
+    """To a donor on a device, once, with the descriptor of the borrower's outgoing memory there."""
+
+    size: Length
 
 
 class Stores(ArenaMessage, frozen=True, tag="stores"):
@@ -74,6 +81,12 @@ class Attached(ArenaMessage, frozen=True, tag="attached"):
     bandwidth: Annotated[float, Meta(gt=0)] | None  # bytes per second that this borrower may move; None: no limit
 
 
+class OfferAnswered(ArenaMessage, frozen=True, tag="offered"):
+    """Answers `offer`: from now on stores may name it, or not."""
+
+    refusal: Annotated[str, Meta(max_length=1024)]  # empty: it is mapped
+
+
 class StoresDone(ArenaMessage, frozen=True, tag="stored"):
     """What became of stores."""
 
@@ -92,8 +105,8 @@ class Refused(ArenaMessage, frozen=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=1024)]
 
 
-BorrowerMessage = Attach | Stores
-DonorMessage = Attached | StoresDone | Paced | Refused
+BorrowerMessage = Attach | OutgoingOffer | Stores
+DonorMessage = Attached | OfferAnswered | StoresDone | Paced | Refused
 
 
 class OtherVersionError(ValueError):

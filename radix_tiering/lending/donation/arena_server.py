@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from .arena_guest import Guest
 from .arena_messages import (
     Attach,
     Attached,
+    OfferAnswered,
     OtherVersionError,
+    OutgoingOffer,
     Refused,
     Store,
     Stored,
@@ -39,6 +41,7 @@ from .arena_socket import (
     packet_socket,
     receive,
 )
+from .device_arena import DeviceArena
 from .extents import CutRun
 from .pace import MovePace
 
@@ -241,7 +244,8 @@ class ArenaServer:
     def _understand(self, guest: Guest, data: bytes, descriptors: tuple[int, ...]) -> None:
         try:
             message = decode_borrowers(data)
-            if isinstance(message, Attach) != bool(descriptors) or isinstance(message, Attach) != (guest.party is None):
+            carries = isinstance(message, Attach | OutgoingOffer)
+            if carries != bool(descriptors) or isinstance(message, Attach) != (guest.party is None):
                 raise GarbledError("not the time for that")
         except OtherVersionError as error:
             close_all(descriptors)
@@ -253,6 +257,8 @@ class ArenaServer:
         else:
             if isinstance(message, Attach):
                 self._attach(guest, message, descriptors[0])
+            elif isinstance(message, OutgoingOffer):
+                guest.say(encode(OfferAnswered(self._map(guest, message, descriptors[0])[:1024])))
             elif isinstance(message, Stores):
                 guest.stores.extend(message.stores)
 
@@ -272,6 +278,18 @@ class ArenaServer:
         attached = Attached(self._party, arena.size, arena.kind, arena.device, self._bandwidth)
         guest.say(encode(attached), arena.fd)
 
+    def _map(self, guest: Guest, offer: OutgoingOffer, descriptor: int) -> str:
+        """Have what a borrower offers for copies from it; why not, or empty."""
+        if not isinstance(self._arena, DeviceArena) or guest.outgoing is not None:
+            close_all((descriptor,))
+            return "nothing of that kind is asked for"
+        try:
+            guest.outgoing = self._arena.attach(descriptor, offer.size, self._runner)
+        except ArenaError as error:
+            return str(error) or "it cannot be mapped"
+        self.counters["offers"] += 1
+        return ""
+
     def _refuse(self, guest: Guest, reason: str) -> None:
         guest.say(encode(Refused(reason)))
         self._drop(guest)
@@ -282,37 +300,57 @@ class ArenaServer:
         for _ in range(_BATCH):
             if not guest.has_work or moved >= _BYTES_AT_ONCE or guest.pace.wait(self._clock()):
                 break
-            store, began = guest.stores.popleft(), self._runner.thread_time()
-            guest.answers.append(Stored(store.number, self._store(guest, store)))
-            now = self._clock()
-            moved += guest.page_bytes
-            guest.pace.take(guest.page_bytes, now)
-            guest.pace.spent(self._runner.thread_time() - began, now)
+            # At a rate, page by page.
+            most = 1 if self._bandwidth is not None else max(1, _BYTES_AT_ONCE // guest.page_bytes)
+            stores, began = guest.next_stores(min(most, _BATCH)), self._runner.thread_time()
+            stored = self._store(guest, stores)
+            guest.answers.extend(Stored(store.number, store in stored) for store in stores)
+            now, nbytes = self._clock(), len(stores) * guest.page_bytes
+            moved += nbytes
+            guest.pace.take(nbytes, now)
+            guest.pace.spent(self._runner.thread_time() - began, now, len(stores))
         guest.flush()
         self._poll.register(guest.descriptor, guest.interest)
 
-    def _store(self, guest: Guest, store: Store) -> bool:
-        """Copy one page, if its lease is held. Whoever waits for a copy waits for this one at most."""
-        assert guest.party is not None
-        assert guest.staging is not None
-        page = guest.staging.array[store.staging : store.staging + guest.page_bytes]
+    def _store(self, guest: Guest, stores: Sequence[Store]) -> list[Store]:
+        """Copy pages, in one go, if their leases are held; which were. Whoever waits for a copy waits for this one at
+        most."""
         with self._copying:
             # Asked here so that whoever sees the lease's end, and then that nothing is copied, knows it is over.
-            extents = self._lent(guest.party, store.lease)
-            run = None if extents is None else guest.cut(store.lease, extents)
-            if run is None or store.slot >= run.slots or len(page) < guest.page_bytes:
-                self.counters["refused"] += 1
-                return False
+            runs = [(store, run) for store in stores if (run := self._run_of(guest, store)) is not None]
+            self.counters["refused"] += len(stores) - len(runs)
+            if not runs:
+                return []
             self._copy_under_way = True
         try:
-            self._copy(page, run, store.slot)
+            self._copy(guest, runs)
         finally:
             with self._copying:
                 self._copy_under_way = False
                 self._copies_ended += 1
                 self._copying.notify_all()
-        self.counters["stored"] += 1
-        return True
+        self.counters["stored"] += len(runs)
+        return [store for store, _ in runs]
 
-    def _copy(self, page: np.ndarray, run: CutRun, slot: int) -> None:
-        self._arena.write(page, run.pieces_of(slot)[:, [1, 0, 2]])
+    def _run_of(self, guest: Guest, store: Store) -> CutRun | None:
+        """Where a page is to be copied; None where it may not be."""
+        assert guest.party is not None
+        source = guest.outgoing if store.outgoing else guest.staging
+        extents = self._lent(guest.party, store.lease)
+        run = None if extents is None else guest.cut(store.lease, extents)
+        if run is None or store.slot >= run.slots or source is None or store.at > source.size - guest.page_bytes:
+            return None
+        return run
+
+    def _copy(self, guest: Guest, runs: Sequence[tuple[Store, CutRun]]) -> None:
+        """Pages of its outgoing memory, or one of its staging memory."""
+        first, run = runs[0]
+        if not first.outgoing:
+            assert guest.staging is not None
+            page = guest.staging.array[first.at : first.at + guest.page_bytes]
+            self._arena.write(page, run.pieces_of(first.slot)[:, [1, 0, 2]])
+            return
+        assert guest.outgoing is not None
+        assert isinstance(self._arena, DeviceArena)
+        pieces = [run.pieces_of(store.slot, store.at)[:, [1, 0, 2]] for store, run in runs]
+        self._arena.pull(guest.outgoing, np.concatenate(pieces))

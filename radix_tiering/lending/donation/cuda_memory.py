@@ -148,6 +148,11 @@ class CudaDeviceMemory(DeviceMemory):
         device, host = self._address(memory), source.ctypes.data
         self._copy("cuMemcpyHtoDAsync", self._in, [(device + at, host + start, n) for start, at, n in pieces.tolist()])
 
+    def _pull(self, source: torch.Tensor, memory: torch.Tensor, pieces: np.ndarray) -> None:
+        # By the copy engine: nobody waits for a store, and the processors are the forward's.
+        there, here = self._address(source), self._address(memory)
+        self._copy("cuMemcpyDtoDAsync", self._in, [(here + at, there + start, n) for start, at, n in pieces.tolist()])
+
     # ---- the driver ----
 
     def _call(self, name: str, *arguments: Any) -> Any:

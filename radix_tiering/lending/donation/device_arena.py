@@ -44,6 +44,15 @@ class DeviceArena:
         """See `DeviceMemory.unlock`."""
         self._device.unlock(source)
 
+    def attach(self, fd: int, size: int, runner: Runner = THREADS) -> AttachedDevice:
+        """Memory that a borrower has exported, mapped for `pull`. Takes `fd` over. Raises ArenaError."""
+        return AttachedDevice(self._device, fd, size, runner)
+
+    def pull(self, source: AttachedDevice, pieces: np.ndarray) -> None:
+        """Copy `pieces` of a borrower's memory here, see `DeviceMemory.pull`."""
+        with source.use() as memory:
+            self._device.pull(memory, self.memory, pieces)
+
     def close(self) -> None:
         """Give up the descriptor and unmap the memory, which nothing here may be using any more. It goes with the last
         mapping of it. Idempotent. Raises ArenaError where the driver refuses."""

@@ -63,6 +63,13 @@ class DeviceMemory(ABC):
         _check(pieces, source.nbytes, len(memory))
         self._write(source, memory, pieces)
 
+    def pull(self, source: torch.Tensor, memory: torch.Tensor, pieces: np.ndarray) -> None:
+        """Copy `pieces` of `source`, which `attach` or `export` has mapped here, to `memory`: int64 [n, 3] of (offset
+        in `source`, offset in memory, length in bytes). Nothing is under way any more when this returns or raises.
+        Raises as `read` does."""
+        _check(pieces, len(source), len(memory))
+        self._pull(source, memory, pieces)
+
     @abstractmethod
     def _read(self, memory: torch.Tensor, pieces: np.ndarray, into: np.ndarray) -> None:
         """`read`, of pieces that are within both."""
@@ -70,6 +77,10 @@ class DeviceMemory(ABC):
     @abstractmethod
     def _write(self, source: np.ndarray, memory: torch.Tensor, pieces: np.ndarray) -> None:
         """`write`, of pieces that are within both."""
+
+    @abstractmethod
+    def _pull(self, source: torch.Tensor, memory: torch.Tensor, pieces: np.ndarray) -> None:
+        """`pull`, of pieces that are within both."""
 
 
 def _check(pieces: np.ndarray, source_bytes: int, target_bytes: int) -> None:

@@ -20,6 +20,7 @@ from ..tier import ReadOutcome
 from .jobs import LEASE_ENDED, REFUSED, Job, Land, PeerRead, PeerWrite, Storing
 from .lent_memory import PeerPlace
 from .neighbour import Neighbour
+from .outgoing import OutgoingMemory
 from .places import PlaceBook
 from .staging import Staging
 
@@ -33,9 +34,9 @@ _STAGING_SHARE = 0.5
 class Copier:
     """Every job that it is given is answered exactly once, on the thread that calls. One thread.
 
-    A read is: ask the lease, copy, ask it again, compare the checksum. A store is: ask the lease, stage the page, have
-    the donor copy it, ask the lease again. Jobs come in batches: a lease is asked once for all that a batch reads of
-    it, and what a batch has come to is told at once.
+    A read is: ask the lease, copy, ask it again, compare the checksum. A store is: ask the lease, stage the page,
+    unless it lies in outgoing memory, have the donor copy it, ask the lease again. Jobs come in batches: a lease is
+    asked once for all that a batch reads of it, and what a batch has come to is told at once.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Copier:
         fingerprint: Callable[[np.ndarray], bytes],
         clock: Callable[[], float],
         landing: Landing | None = None,
+        outgoing: OutgoingMemory | None = None,
     ) -> None:
         self._service = service
         self._book = book
@@ -55,16 +57,19 @@ class Copier:
         self._fingerprint = fingerprint
         self._clock = clock
         self._landing = landing
+        self._outgoing = outgoing
         self._numbers = itertools.count(1)
         self._storing: dict[int, Storing] = {}
         #: See `Tier.answers`.
         self.answers: AbstractContextManager[object] = nullcontext()
-        #: Copies that ended well: "peer-host", "host-peer" and "peer-device" of all donors, "DONOR-host" and so on of
-        #: each.
+        #: Copies that ended well: "peer-host", "host-peer", "peer-device" and "device-peer" of all donors, "DONOR-host"
+        #: and so on of each.
         #: Replaced, not changed, when a donor comes or goes: other threads look at it.
         self.links = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
         if landing is not None:
             self.links["peer-device"] = LinkCounters()
+        if outgoing is not None:
+            self.links["device-peer"] = LinkCounters()
         #: Jobs by how they were answered.
         self.reads: Counter[str] = Counter()
         self.writes: Counter[str] = Counter()
@@ -81,7 +86,8 @@ class Copier:
         self.links = {name: link for name, link in self.links.items() if name not in own}
 
     def _own_links(self, donor: str) -> list[str]:
-        return [name.replace("peer", donor) for name in ("peer-host", "host-peer", "peer-device") if name in self.links]
+        ways = ("peer-host", "host-peer", "peer-device", "device-peer")
+        return [name.replace("peer", donor) for name in ways if name in self.links]
 
     def read(self, neighbour: Neighbour, jobs: Sequence[PeerRead]) -> None:
         """Fetch pages to host memory, now and together. All of them are to be saved, or none."""
@@ -174,7 +180,8 @@ class Copier:
         return max(0, min(self._staging.room, most - neighbour.storing))
 
     def store(self, neighbour: Neighbour, jobs: Sequence[PeerWrite]) -> None:
-        """Stage pages, and ask for them to be stored; each is answered when its donor has, or cannot any more."""
+        """Ask for pages to be stored, staged unless they lie in outgoing memory; each is answered when its donor has,
+        or cannot any more."""
         client, now = neighbour.client, self._clock()
         assert client is not None
         stores: list[Store] = []
@@ -185,11 +192,17 @@ class Copier:
             if ticket is None:
                 refused.append(job)
                 continue
-            staged_at = self._staging.put(job.data)
             number = next(self._numbers)
-            self._storing[number] = Storing(job, neighbour.name, ticket, staged_at)
+            outgoing = self._outgoing if client.pulls else None
+            row = outgoing.hold(job.digest) if outgoing is not None else None
+            if outgoing is not None and row is not None:
+                self._storing[number] = Storing(job, neighbour.name, ticket, None, row)
+                stores.append(Store(number, key.lease, job.place.slot, outgoing.place(row), outgoing=True))
+            else:
+                staged_at = self._staging.put(job.data)
+                self._storing[number] = Storing(job, neighbour.name, ticket, staged_at, None)
+                stores.append(Store(number, key.lease, job.place.slot, staged_at))
             neighbour.asked(self._page_bytes, now)
-            stores.append(Store(number, key.lease, job.place.slot, staged_at))
         if stores:
             neighbour.pace.take(len(stores) * self._page_bytes, now)
             client.store(stores)
@@ -197,42 +210,59 @@ class Copier:
 
     def stored(self, neighbour: Neighbour, answers: Sequence[Stored]) -> None:
         """What a donor has answered. Answers for pages that are not waited for are ignored."""
-        ended = []
+        ended: dict[int, str] = {}
         for answer in answers:
             storing = self._storing.get(answer.number)
-            if storing is not None and storing.donor == neighbour.name:
+            if storing is not None and storing.donor == neighbour.name and answer.number not in ended:
                 neighbour.answered(self._page_bytes, self._clock())
-                ended.append(self._end_store(answer.number, "" if answer.ok else REFUSED))
-        self._answer(ended)
+                ended[answer.number] = "" if answer.ok else REFUSED
+        self._end_stores(ended)
 
     def abandon(self, neighbour: Neighbour, reason: str, key: LeaseKey | None = None) -> None:
         """Wait no longer for what this donor was asked to store, under one lease or all."""
-        ended = []
-        for number, storing in list(self._storing.items()):
+        ended: dict[int, str] = {}
+        for number, storing in self._storing.items():
             if storing.donor == neighbour.name and key in (None, storing.job.place.key):
                 neighbour.answered(self._page_bytes, self._clock())
-                ended.append(self._end_store(number, reason))
-        self._answer(ended)
+                ended[number] = reason
+        self._end_stores(ended)
 
-    def _end_store(self, number: int, failure: str) -> Callable[[], None]:
-        storing = self._storing.pop(number)
-        self._staging.give_back(storing.staged_at)
-        if not self._service.check_after(storing.ticket):
-            failure = failure or LEASE_ENDED
-        if not failure:
-            self._note(storing.job)
-            self._count(("host-peer", f"host-{storing.donor}"), storing.job.since)
-        return self._write_ended(storing.job, failure)
+    def _end_stores(self, failures: dict[int, str]) -> None:
+        """These stores are over; why they have failed, or empty."""
+        ended: list[tuple[Storing, str]] = []
+        for number, failure in failures.items():
+            storing = self._storing.pop(number)
+            lasted = self._service.check_after(storing.ticket)
+            ended.append((storing, failure if lasted else failure or LEASE_ENDED))
+        self._note([storing for storing, failure in ended if not failure])
+        for storing, failure in ended:
+            if self._outgoing is not None and storing.row is not None:
+                self._outgoing.give_back([storing.row])
+            if storing.staged_at is not None:
+                self._staging.give_back(storing.staged_at)
+            if not failure:
+                way = "host" if storing.row is None else "device"
+                self._count((f"{way}-peer", f"{way}-{storing.donor}"), storing.job.since)
+        self._answer([self._write_ended(storing.job, failure) for storing, failure in ended])
 
-    def _note(self, job: PeerWrite) -> None:
-        """Remember by what the device can tell that this page has landed as it was stored."""
-        if self._landing is None or self._fingerprint(job.data) != job.digest:
-            return  # bytes that are damaged in host memory already must not pass for the page's
+    def _note(self, stored: Sequence[Storing]) -> None:
+        """Remember by what the device can tell that these pages have landed as they were stored."""
+        landing = self._landing
+        if landing is None:
+            return
+        held = [(storing, storing.row) for storing in stored if storing.row is not None]
         try:
-            self._book.note(job.place, self._landing.digest(job.data))
+            if held and self._outgoing is not None:
+                digests = self._outgoing.digests([row for _, row in held])
+                for (storing, _), digest in zip(held, digests, strict=True):
+                    self._book.note(storing.job.place, digest)
+            for storing in stored:
+                # Bytes that are damaged in host memory already must not pass for the page's.
+                if storing.row is None and self._fingerprint(storing.job.data) == storing.job.digest:
+                    self._book.note(storing.job.place, landing.digest(storing.job.data))
         except Exception:
             self.faults += 1
-            logger.exception("swift-tiers: the digest of a page could not be computed on the device")
+            logger.exception("swift-tiers: the digests of pages could not be computed on the device")
 
     def refuse(self, jobs: Sequence[Job], reason: str = LEASE_ENDED) -> None:
         """These jobs are not even begun."""

@@ -59,11 +59,12 @@ Job = PeerRead | Land | PeerWrite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storing:
-    """A page that is staged, and that its donor has been asked to store."""
+    """A page that is staged, or held in outgoing memory, and that its donor has been asked to store."""
 
     job: PeerWrite
     donor: str
     #: For a use as a read: the donor itself asks whether the lease is held before it stores, so that no return has to
     #: wait for it. A donor that does not answer could keep it from being sent otherwise.
     ticket: Ticket
-    staged_at: int
+    staged_at: int | None
+    row: int | None  # of outgoing memory

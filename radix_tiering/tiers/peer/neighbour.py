@@ -10,6 +10,7 @@ from ...base.errors import SwiftTiersError
 from ...base.runner import Runner
 from ...lending.donation.arena import SharedArena
 from ...lending.donation.arena_client import ArenaClient
+from ...lending.donation.device_arena import DeviceArena
 from ...lending.donation.device_memory import DeviceMemory
 from ...lending.donation.pace import MovePace
 from ...lending.leases import LeaseKey, Party
@@ -59,6 +60,11 @@ class Neighbour:
         """Whether its memory lies on a device, and is mapped for this server's own."""
         return self.client is not None and self.client.memory is not None
 
+    @property
+    def pulls(self) -> bool:
+        """Whether it stores pages from this server's outgoing memory."""
+        return self.client is not None and self.client.pulls
+
     def lends(self, key: LeaseKey) -> bool:
         """Whether the bytes of this lease are in the memory that is mapped here."""
         party = self.client.party if self.client is not None else None
@@ -105,11 +111,12 @@ class Neighbour:
         now: float,
         device: DeviceMemory | None,
         runner: Runner,
+        outgoing: DeviceArena | None,
     ) -> bool:
-        """Try to attach its memory, for `device` if it lies on one. False if it is not there; then it is tried again
-        later, ever less often."""
+        """Try to attach its memory, for `device` if it lies on one, and offer it `outgoing` memory then. False if it is
+        not there; then it is tried again later, ever less often."""
         try:
-            self.client = ArenaClient(self.path, self.name, party, page_bytes, staging, device, runner)
+            self.client = ArenaClient(self.path, self.name, party, page_bytes, staging, device, runner, outgoing)
         except SwiftTiersError as error:
             self.rest(str(error), now)
             return False

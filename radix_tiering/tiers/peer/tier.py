@@ -23,6 +23,7 @@ from ..host.landing import Landing
 from ..tier import LandDone, Read, TierListener, Write, Written, as_many_as_free
 from . import jobs
 from .lent_memory import LeaseSlots, LentMemory, PeerPlace
+from .outgoing import OutgoingMemory
 from .places import PlaceBook
 from .worker import PeerWorker
 
@@ -52,6 +53,7 @@ class PeerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: int  # of the active leases, in whole pages
     used_bytes: int  # reserved or holding pages
     staging_bytes: int  # this process' memory for pages on their way to donors
+    outgoing_bytes: int  # of its device's, likewise
     reads: dict[str, int]  # answered, by outcome: "ok", "cancelled", ...
     writes: dict[str, int]  # answered: "ok", or why not
     faults: int  # errors of ours, logged
@@ -77,11 +79,13 @@ class PeerTier(LentMemory):
         timing: Timing | None = None,
         device: DeviceMemory | None = None,
         landing: Landing | None = None,
+        outgoing: OutgoingMemory | None = None,
     ) -> None:
         """`name`: this rank's lease name. `fingerprint`: the checksum of a page, as given to `read`. `wire`: how
         letters go to donors; None: over ZeroMQ. `timing`: None: as `config` says. `device`: this rank's own, for which
         donors' device memory is mapped; None: such donors cannot be used. `landing`: where pages come straight from
-        donors' devices; None: they all come through host memory.
+        donors' devices; None: they all come through host memory. `outgoing`: from where donors' devices store pages;
+        None: they all go through host memory. It is closed with this.
 
         Raises ArenaError where the machine has not got the memory to stage pages in.
         """
@@ -104,9 +108,11 @@ class PeerTier(LentMemory):
             timing=timing,
             landing=landing,
             device=device,
+            outgoing=outgoing,
         )
         #: Where pages land, if they do.
         self.landing = landing
+        self._outgoing = outgoing
 
     def answer_within(self, answers: AbstractContextManager[object]) -> None:
         super().answer_within(answers)
@@ -124,7 +130,8 @@ class PeerTier(LentMemory):
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:
-        """What was copied: by all donors together ("peer-host", "host-peer"), and for each ("DONOR-host", ...).
+        """What was copied: by all donors together ("peer-host", "host-peer", and where pages go straight between
+        devices "peer-device", "device-peer"), and for each ("DONOR-host", ...).
 
         Seconds are from asking for a page to having it.
         """
@@ -257,6 +264,7 @@ class PeerTier(LentMemory):
             capacity_bytes=total.slots * page,
             used_bytes=total.used * page,
             staging_bytes=worker.staging.arena.size,
+            outgoing_bytes=self._outgoing.arena.size if self._outgoing is not None else 0,
             reads=dict(worker.copier.reads),
             writes=dict(worker.copier.writes),
             faults=worker.copier.faults,

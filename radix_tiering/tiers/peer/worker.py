@@ -29,6 +29,7 @@ from ..tier import TierListener
 from .copier import Copier
 from .jobs import CLOSING, LEASE_ENDED, Job
 from .neighbour import MISTRUST_SECONDS, Neighbour
+from .outgoing import OutgoingMemory
 from .places import PlaceBook
 from .staging import Staging
 
@@ -65,6 +66,7 @@ class PeerWorker:
         timing: Timing,
         landing: Landing | None = None,
         device: DeviceMemory | None = None,
+        outgoing: OutgoingMemory | None = None,
     ) -> None:
         """`most_bytes`: what is borrowed at most, of all donors together. `wire` is closed with this."""
         self._name = name
@@ -75,6 +77,7 @@ class PeerWorker:
         self._runner = runner
         self._clock = runner.boot_time
         self._device = device
+        self._outgoing = outgoing
         self._lock = runner.lock()  # of what other threads put here
         self._inbox: deque[Job] = deque()
         self._named: Mapping[str, str] | None = None
@@ -90,7 +93,9 @@ class PeerWorker:
         borrower = Borrower(name, page_bytes, runner.random, timing=timing)
         self._party = borrower.party
         self.service = LeaseService(borrower=borrower, on_borrower=self._on_effect, runner=runner, wire=wire)
-        self.copier = Copier(self.service, book, self.staging, page_bytes, fingerprint, runner.boot_time, landing)
+        self.copier = Copier(
+            self.service, book, self.staging, page_bytes, fingerprint, runner.boot_time, landing, outgoing
+        )
         self._poll = runner.poller()
         self._thread = runner.thread(self._run, "swift-peer")
         self._thread.start()
@@ -134,6 +139,8 @@ class PeerWorker:
         self.service.close()
         self._poll.close()
         self.staging.close()
+        if self._outgoing is not None:
+            self._outgoing.close()
 
     def _on_effect(self, effect: BorrowerEffect) -> None:
         """Under the lease service's lock."""
@@ -168,6 +175,8 @@ class PeerWorker:
         for neighbour in list(self.neighbours.values()):
             self._tend(neighbour, self._clock())
         self._take_effects()  # what ended with a connection
+        if self._outgoing is not None:
+            self._outgoing.wanted = any(one.pulls for one in self.neighbours.values())
         self._adjust()
         self._take_jobs()
         if self._work(self._clock()):
@@ -384,7 +393,10 @@ class PeerWorker:
             self._part(neighbour, "does not answer")
         elif now >= neighbour.next_at:
             if neighbour.client is None:
-                if neighbour.call(self._party, self._page_bytes, self.staging.arena, now, self._device, self._runner):
+                outgoing = self._outgoing.arena if self._outgoing is not None else None
+                if neighbour.call(
+                    self._party, self._page_bytes, self.staging.arena, now, self._device, self._runner, outgoing
+                ):
                     self._poll_for(neighbour)
             elif neighbour.attached and not neighbour.joined:
                 self._join(neighbour, now)

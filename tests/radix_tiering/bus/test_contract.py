@@ -39,7 +39,7 @@ WORDS = {
     "RANK": r"dp\d+-tp\d+",
     "TIER": "device|peer|host|ssd",
     "NUMBER": r"\d+",
-    "FROM-TO": "device-host|host-device|host-ssd|ssd-host|ssd-device|peer-host|host-peer|peer-device|"
+    "FROM-TO": "device-host|host-device|host-ssd|ssd-host|ssd-device|peer-host|host-peer|peer-device|device-peer|"
     "beta.dp0-tp0-host|host-beta.dp0-tp0",
     "BORROWER": "(beta|gamma).dp0-tp0",
     "DONOR": "beta.dp0-tp0",

@@ -495,7 +495,7 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
     views: list[View] = [state.server, *rank.tiers, *rank.devices, *rank.links, *rank.requests, page]
     views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.directory) if view is not None]
     views += [*rank.lent, *rank.borrowed]
-    assert len(views) == 1 + 4 + 2 + 10 + 2 + 1 + 4 + 3
+    assert len(views) == 1 + 4 + 2 + 11 + 2 + 1 + 4 + 3
     assert silent == ()
     missing = {
         f"{type(view).__name__}.{name}"

@@ -16,7 +16,9 @@ from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     ArenaMessage,
     Attach,
     Attached,
+    OfferAnswered,
     OtherVersionError,
+    OutgoingOffer,
     Paced,
     Refused,
     Store,
@@ -39,8 +41,12 @@ parties = st.builds(Party, st.from_regex(r"\A[A-Za-z0-9._:-]{1,128}\Z"), positiv
 borrowers = st.one_of(
     st.builds(Attach, parties, positive, positive),
     st.builds(
-        Stores, st.lists(st.builds(Store, numbers, positive, numbers, numbers), min_size=1, max_size=9).map(tuple)
+        Stores,
+        st.lists(st.builds(Store, numbers, positive, numbers, numbers, st.booleans()), min_size=1, max_size=9).map(
+            tuple
+        ),
     ),
+    st.builds(OutgoingOffer, positive),
 )
 donors = st.one_of(
     st.builds(
@@ -52,6 +58,7 @@ donors = st.one_of(
         st.none() | st.floats(1e-3, 1e15),
     ),
     st.builds(StoresDone, st.lists(st.builds(Stored, numbers, st.booleans()), min_size=1, max_size=9).map(tuple)),
+    st.builds(OfferAnswered, st.text(max_size=1024)),
     st.builds(Paced, st.none() | st.floats(1e-9, 1)),
     st.builds(Refused, st.text(max_size=1024)),
 )
@@ -77,13 +84,13 @@ def test_anything_else_is_garbled_or_of_another_version(data: bytes, cut: int, m
             decoded = decode_borrowers(packet)
         except (GarbledError, OtherVersionError):
             continue
-        assert isinstance(decoded, Attach | Stores)
+        assert isinstance(decoded, Attach | OutgoingOffer | Stores)
         assert len(packet) >= len(whole), "half a message was understood"
 
 
 def test_the_longest_messages_fit_in_a_packet() -> None:
     most = 2**63 - 1
-    stores = [Store(most, most, most, most)] * (MAX_STORES + 1)
+    stores = [Store(most, most, most, most, outgoing=True)] * (MAX_STORES + 1)
     packets = in_packets(stores)
     assert [len(packet.stores) for packet in packets] == [MAX_STORES, 1]
     assert len(encode(packets[0])) <= MAX_PACKET_BYTES
@@ -94,7 +101,8 @@ def test_the_document_names_all_messages_and_their_fields() -> None:
     section = DOCUMENT.read_text().split("## Arenas")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", section, re.MULTILINE)
     said = {name: (who, set(re.findall(r"`(\w+)`", fields))) for name, who, fields in rows}
-    messages = {Attach: "borrower", Stores: "borrower"} | dict.fromkeys((Attached, StoresDone, Paced, Refused), "donor")
+    messages = dict.fromkeys((Attach, OutgoingOffer, Stores), "borrower")
+    messages |= dict.fromkeys((Attached, OfferAnswered, StoresDone, Paced, Refused), "donor")
     assert set(ArenaMessage.__subclasses__()) == set(messages)
     assert said == {kind.__struct_config__.tag: (who, set(kind.__struct_fields__)) for kind, who in messages.items()}
     for entry in (Store, Stored):

@@ -70,6 +70,30 @@ def test_what_is_exported_is_mapped_written_and_read_in_another_context() -> Non
     assert here.open_things == there.open_things == HELD
 
 
+def test_a_donor_copies_what_a_borrower_has_exported() -> None:
+    here, there = FakeCudaDriver("a", reaches=("b",)), FakeCudaDriver("b")
+    donor, borrower = memory_of(here), memory_of(there)
+    fd, theirs = borrower.export(SIZE)
+    mapped = donor.attach(fd, SIZE)
+    os.close(fd)
+    fd, own = donor.export(SIZE)
+    os.close(fd)
+    theirs[:] = torch.arange(SIZE, dtype=torch.int64).to(torch.uint8)
+    donor.pull(mapped, own, table((3, SIZE - 60, 60), (SIZE - 7, 11, 7), (0, 0, 0)))
+    assert torch.equal(own[SIZE - 60 :], theirs[3:63])
+    assert torch.equal(own[11:18], theirs[SIZE - 7 :])
+    assert not own[18 : SIZE - 60].any()
+    for wrong in ((0, 0, SIZE + 1), (SIZE, 0, 1), (0, SIZE, 1), (-1, 0, 1)):
+        with pytest.raises(ValueError, match="reach beyond"):
+            donor.pull(mapped, own, table(wrong))
+    donor.release(mapped)
+    with pytest.raises(ArenaError, match="not mapped here any more"):
+        donor.pull(mapped, own, table((0, 0, 1)))
+    donor.release(own)
+    borrower.release(theirs)
+    assert here.open_things == there.open_things == HELD
+
+
 def test_copies_are_complete_on_return_from_any_thread() -> None:
     driver = FakeCudaDriver()
     memory = memory_of(driver)

@@ -19,9 +19,9 @@ import pytest
 
 from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
 from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
-from swift_tiers.radix_tiering.lending.donation.arena_messages import Store, Stored
+from swift_tiers.radix_tiering.lending.donation.arena_messages import OutgoingOffer, Store, Stored, encode
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path
+from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, send
 from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice, DeviceArena
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
@@ -62,12 +62,13 @@ class Donor:
 class Caller:
     """A client with its staging memory; waits, as no server may."""
 
-    def __init__(self, address: str, device: FakeDeviceMemory | None) -> None:
+    def __init__(self, address: str, device: FakeDeviceMemory | None, outgoing: DeviceArena | None = None) -> None:
         self.device = device
+        self.outgoing = outgoing
         self.staging = SharedArena(4 * PAGE)
         path = arena_path(address)
         assert path is not None
-        self.client = ArenaClient(path, "d", BORROWER, PAGE, self.staging, device)
+        self.client = ArenaClient(path, "d", BORROWER, PAGE, self.staging, device, outgoing=outgoing)
         self.answers: list[Stored] = []
         wait_for(lambda: self.handle() and (self.client.arena is not None or self.client.ended), "the donor's answer")
 
@@ -92,6 +93,16 @@ class Caller:
             self.staging.array[place * PAGE : (place + 1) * PAGE] = 10 + slot
         self.client.store([Store(place, 1, slot, place * PAGE) for place, slot in enumerate(slots)])
 
+    def pull(self, *slots: int) -> list[bool]:
+        """The same, of outgoing memory."""
+        assert self.outgoing is not None
+        self.answers = []
+        for place, slot in enumerate(slots):
+            self.outgoing.memory[place * PAGE : (place + 1) * PAGE] = 10 + slot
+        self.client.store([Store(place, 1, slot, place * PAGE, outgoing=True) for place, slot in enumerate(slots)])
+        wait_for(lambda: self.handle() and len(self.answers) == len(slots), "the answers")
+        return [answer.ok for answer in self.answers]
+
     def read(self, slot: int) -> list[int]:
         """The different bytes of a page of lease 1."""
         into = np.zeros(PAGE, np.uint8)
@@ -101,6 +112,8 @@ class Caller:
     def close(self) -> None:
         self.client.end("closed")
         self.staging.close()
+        if self.outgoing is not None:
+            self.outgoing.close()
         assert self.device is None or self.device.mapped == 0
 
 
@@ -248,6 +261,130 @@ def test_a_use_outlives_the_connection_and_the_mapping_ends_with_it(donor: Donor
         assert memory[3 * PAGE].item() == 10, "a use under way lost its memory"
         assert device.mapped == 1
     assert device.mapped == 0
+
+
+def offering(donor: Donor, opened: list[Any], device: FakeDeviceMemory | None = None, size: int = 4 * PAGE) -> Caller:
+    """A caller that has offered outgoing memory, and been answered."""
+    device = device or FakeDeviceMemory("GPU-b")
+    caller = Caller(donor.address, device, DeviceArena(device, size))
+    opened.append(caller)
+    wait_for(lambda: caller.handle() and (caller.client.pulls or donor.server.counters["garbled"]), "an answer")
+    return caller
+
+
+def test_pages_go_from_device_to_device_in_one_copy(donor: Donor, opened: list[Any]) -> None:
+    caller = offering(donor, opened)
+    assert caller.pull(0, 1, 2, 3) == [True] * 4
+    assert [caller.read(slot) for slot in range(4)] == [[10], [11], [12], [13]]
+    assert donor.device.calls["pull"] == 1, "as many as were asked for together go together"
+    assert donor.device.calls["write"] == 0, "a page went through the host"
+    mine = np.ones(SIZE, bool)
+    for extent in RUN:
+        mine[extent.offset : extent.offset + extent.length] = False
+    assert (donor.arena.memory.numpy()[mine] == OWN).all(), "something else than the run was written to"
+    # Those that are staged in the host go on being stored, too.
+    assert caller.store(2, 3) == [True] * 2
+    assert donor.device.calls["write"] == 2
+
+
+def test_what_is_beyond_what_was_offered_or_not_lent_is_not_copied(donor: Donor, opened: list[Any]) -> None:
+    caller = offering(donor, opened)
+    caller.answers = []
+    caller.outgoing.memory[:] = 77
+    caller.client.store(
+        [
+            Store(1, 1, 0, 3 * PAGE + 1, outgoing=True),
+            Store(2, 1, 0, 2**62, outgoing=True),
+            Store(3, 2, 0, 0, outgoing=True),  # no such lease
+            Store(4, 1, 4, 0, outgoing=True),  # a slot too far
+            Store(5, 1, 1, PAGE, outgoing=True),
+        ]
+    )
+    wait_for(lambda: caller.handle() and len(caller.answers) == 5, "the answers")
+    assert [answer.ok for answer in caller.answers] == [False] * 4 + [True]
+    assert [caller.read(slot) for slot in range(4)] == [[OWN], [77], [OWN], [OWN]]
+    assert donor.server.counters["refused"] == 4
+    donor.lent.clear()
+    assert caller.pull(1, 2) == [False] * 2
+    assert caller.read(1) == [77]
+
+
+def test_a_donor_that_does_not_reach_it_says_so_and_is_stored_to_through_the_host(
+    directory: Path, opened: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    donor = Donor(directory, FakeDeviceMemory("GPU-a", reaches=set()))
+    opened.append(donor)
+    device = FakeDeviceMemory("GPU-b")
+    caller = Caller(donor.address, device, DeviceArena(device, PAGE))
+    opened.append(caller)
+    wait_for(lambda: caller.handle() and "the one device does not reach" in caplog.text, "the refusal")
+    assert "what d stores goes through host memory" in caplog.text
+    assert not caller.client.pulls
+    assert caller.store(1) == [True]
+    assert donor.server.counters["offers"] == 0
+
+
+def test_less_memory_than_was_offered_is_refused(donor: Donor, opened: list[Any]) -> None:
+    device = FakeDeviceMemory("GPU-b")
+    arena = DeviceArena(device, PAGE)
+    arena.size = PAGE + GRANULE  # what it says of it
+    caller = Caller(donor.address, device, arena)
+    opened.append(caller)
+    assert caller.store(1) == [True]
+    assert not caller.client.pulls
+
+
+def test_a_store_that_names_what_was_never_offered_is_refused(donor: Donor, caller: Caller) -> None:
+    caller.client.store([Store(1, 1, 0, 0, outgoing=True)])
+    wait_for(lambda: caller.handle() and len(caller.answers) == 1, "the answer")
+    assert not caller.answers[0].ok
+    assert caller.read(0) == [OWN]
+
+
+def test_only_one_offer_of_a_connection_is_taken(donor: Donor, opened: list[Any]) -> None:
+    caller = offering(donor, opened)
+    before = donor.device.mapped
+    send(caller.client._connection, encode(OutgoingOffer(PAGE)), caller.outgoing.fd)
+    wait_for(lambda: caller.handle() and not caller.client.pulls, "the refusal")
+    assert donor.device.mapped == before
+    assert caller.pull(0) == [True], "what was offered first is there"
+
+
+def test_a_donor_in_host_memory_is_offered_nothing(directory: Path, opened: list[Any]) -> None:
+    arena = SharedArena(SIZE)
+    server = ArenaServer(ipc_address(directory, "d"), Party("d", 1), arena, lambda party, lease: RUN)
+    opened.append(server)
+    device = FakeDeviceMemory("GPU-b")
+    caller = Caller(ipc_address(directory, "d"), device, DeviceArena(device, PAGE))
+    opened.append(caller)
+    assert caller.store(1) == [True]
+    assert not caller.client.pulls
+    # One that offers it all the same is not taken up on it.
+    send(caller.client._connection, encode(OutgoingOffer(PAGE)), caller.outgoing.fd)
+    assert caller.store(2) == [True]
+    assert not caller.client.pulls
+    arena.close()
+
+
+def test_outgoing_memory_is_unmapped_with_the_connection(donor: Donor, opened: list[Any]) -> None:
+    caller = offering(donor, opened)
+    assert caller.pull(1) == [True]
+    caller.client.end("enough")
+    wait_for(lambda: donor.device.mapped == 1, "the donor to give it up")
+    assert not caller.client.pulls
+
+
+def test_a_pull_that_fails_ends_the_connection_and_no_more(donor: Donor, opened: list[Any]) -> None:
+    caller = offering(donor, opened)
+    donor.device.faults["pull"] = "cuMemcpyDtoDAsync: the bus is down"
+    caller.client.store([Store(1, 1, 0, 0, outgoing=True)])
+    wait_for(lambda: caller.handle() and caller.client.ended)
+    assert not caller.answers
+    assert not caller.client.pulls
+    donor.server.wait_for_copy()
+    donor.device.faults.clear()
+    assert offering(donor, opened).pull(0) == [True]
 
 
 DONOR = textwrap.dedent(

@@ -618,8 +618,8 @@ def test_a_read_that_outlasts_its_lease_is_thrown_away_though_its_bytes_are_righ
 class RefusingServer(ArenaServer):
     """Stores nothing."""
 
-    def _store(self, *arguments: Any) -> bool:
-        return False
+    def _store(self, *arguments: Any) -> list[Any]:
+        return []
 
 
 def test_a_page_that_its_donor_has_not_stored_is_not_there(room) -> None:
