@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from swift_tiers.radix_tiering.lending.leases.timing import Timing
 from swift_tiers.radix_tiering.tiers.peer.copier import Copier
 from swift_tiers.radix_tiering.tiers.peer.neighbour import Neighbour
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
 from swift_tiers.radix_tiering.tiers.peer.staging import Staging
 from swift_tiers.radix_tiering.tiers.peer.worker import PeerWorker
@@ -31,7 +32,7 @@ IN_LENDING = [
     Defect("letters that nobody is told of", LeaseService, "_lend", "self._wire.wake()", "pass"),
     # donation
     Defect("a copy under way is not waited for", Lender, "_take_in", "self._wait_for_copy()", "pass"),
-    Defect("nobody asks whether a lease is held before a store", ArenaServer, "_store",
+    Defect("nobody asks whether a lease is held before a store", ArenaServer, "_run_of",
            "extents = self._lent(guest.party, store.lease)",
            "extents = self._lent(guest.party, store.lease) or getattr(guest, 'last', None); guest.last = extents"),
     Defect("what is taken back counts as lent", Lender, "_take_in", "self._sizer.came_back(pages)", "pass"),
@@ -47,9 +48,16 @@ IN_LENDING = [
            "self._tell(lambda listener: listener.gone(key, LEASE_ENDED))", "pass"),
     Defect("a page is believed whatever became of its lease", Copier, "_copied",
            "if self._service.check_after(ticket)", "if self._service.check_after(ticket) or True"),
-    Defect("staging memory is not given back", Copier, "_end_store", "self._staging.give_back(storing.staged_at)",
+    Defect("staging memory is not given back", Copier, "_end_stores", "self._staging.give_back(storing.staged_at)",
            "pass"),
     Defect("staging memory is given to two", Staging, "put", "self._free.pop()", "self._free[-1]"),
+    Defect("outgoing memory is not given back", Copier, "_end_stores", "self._outgoing.give_back([storing.row])",
+           "pass"),
+    Defect("outgoing memory is given to two", OutgoingMemory, "take", "self._free.pop()", "self._free[-1]"),
+    Defect("outgoing memory is free while a donor copies it", OutgoingMemory, "hold", "return row",
+           "self._free += [] if row is None else [row]; return row"),
+    Defect("a page goes by another's checksum", OutgoingMemory, "enter", "zip(rows, digests,",
+           "zip(rows, digests[::-1],"),
     Defect("a place that is left while it is used is free", PlaceBook, "_settle",
            "if lease.held[slot] or slot not in lease.left:", "if slot not in lease.left:"),
     Defect("a place is never free again", PlaceBook, "_settle", "lease.free.append(slot)", "pass"),
@@ -84,7 +92,8 @@ NOT_FOUND_IN_LENDING: dict[Defect, str] = {
     Defect("a lease of a former life is begun", Neighbour, "lends", "party is not None and party.epoch == key.epoch",
            "party is not None"):
         "what is told of one life is over before the next one's memory is mapped",
-    Defect("a store is believed whatever became of its lease", Copier, "_end_store",
-           "not self._service.check_after(storing.ticket)", "self._service.check_after(storing.ticket) is None"):
+    Defect("a store is believed whatever became of its lease", Copier, "_end_stores",
+           "lasted = self._service.check_after(storing.ticket)",
+           "lasted = self._service.check_after(storing.ticket) is not None"):
         "the page is asked for under a lease that is over, which is refused",
 }  # fmt: skip

@@ -41,7 +41,7 @@ class Leaky(LendingDonor):
 
 def memory_of(manner: str, name: str) -> DeviceMemory:
     if manner == "driver":
-        return CudaDeviceMemory(0, FakeCudaDriver(name), torch.device("cpu"))
+        return CudaDeviceMemory(0, FakeCudaDriver(name, reaches=("GPU-0",)), torch.device("cpu"))
     return FakeDeviceMemory(name)
 
 

@@ -3,6 +3,7 @@ lent memory, at any rate that the tier allows."""
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import threading
@@ -23,6 +24,7 @@ from swift_tiers.radix_tiering.table.tier_copies import Copy, Part
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
 
 from .donor_process import DonorProcess, LendingError
@@ -33,6 +35,8 @@ _KNOWN = 96
 _DEPTH = 32
 #: Of landing memory: no less than that of its slots.
 _ALIGNMENT = 4096
+#: How long a donor may take to say that it reads outgoing memory, seconds; then pages go there through the host.
+_OFFER_SECONDS = 5.0
 #: Seconds, a guard against hanging.
 PATIENCE = 30.0
 
@@ -64,6 +68,8 @@ class KnowingBorrower:
         """Raises ArenaError."""
         self.known = KnownPages(accelerator.device, page_bytes, seed)
         self._landing = Landing(accelerator, page_bytes, (_DEPTH + 1) * round_up(page_bytes, _ALIGNMENT))
+        self._accelerator = accelerator
+        self._outgoing = OutgoingMemory(memory, accelerator, page_bytes, _DEPTH * round_up(page_bytes, _ALIGNMENT))
         self.tier = PeerTier(
             "proof-borrower",
             page_bytes,
@@ -71,6 +77,7 @@ class KnowingBorrower:
             fingerprint=page_digest,
             landing=self._landing,
             device=memory,
+            outgoing=self._outgoing,
         )
         self.tier.watch(self)
         self._page_bytes = page_bytes
@@ -119,13 +126,23 @@ class KnowingBorrower:
                 raise LendingError(f"waited {PATIENCE:g} s for {what}: {self._reasons() or 'no donor says why'}")
             time.sleep(0.001)
 
-    def fill(self) -> int:
-        """Store a page in every place that is free; how many were stored. Raises LendingError."""
-        before = self.accepted["stored"]
-        while self._store():
+    def fill(self, most: float = math.inf, *, aside: bool = False) -> int:
+        """Store a page in every place that is free, or in so many; how many were stored. `aside`: from outgoing memory.
+        Raises LendingError."""
+        before, asked = self.accepted["stored"], 0
+        deadline = time.monotonic() + _OFFER_SECONDS
+        while aside and not self._outgoing.wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
+        while asked < most and self._store(aside=aside):
+            asked += 1
             self._keep_depth()
         self.settle()
         return self.accepted["stored"] - before
+
+    @property
+    def pulled(self) -> int:
+        """Pages that the donor has copied from outgoing memory."""
+        return self.tier.links["device-peer"].pages
 
     def read_all(self, *, land: bool) -> int:
         """Read all that is stored, to host memory or to the device; how many pages were accepted. Raises
@@ -161,11 +178,15 @@ class KnowingBorrower:
 
     # Inside
 
-    def _store(self) -> bool:
+    def _store(self, *, aside: bool = False) -> bool:
         places = self.tier.reserve([self.tier.page_bytes])
         if not places:
             return False
-        page, (place,) = self._random.randrange(_KNOWN), places
+        (place,) = places
+        # In turn, since outgoing memory has no page twice.
+        page = (self.accepted["stored"] + self._asked) % _KNOWN if aside else self._random.randrange(_KNOWN)
+        if aside:
+            self._set_aside(page)
 
         def done(written: Written | None, why: str) -> None:
             outcome = ReadOutcome.CANCELLED if written is None else ReadOutcome.OK
@@ -174,6 +195,13 @@ class KnowingBorrower:
         self.tier.write([Write(self._record, place, self.known.host[page], self.known.checksums[page], done)])
         self._asked += 1
         return True
+
+    def _set_aside(self, page: int) -> None:
+        """As a pool does with pages that have been computed."""
+        for row in self._outgoing.take(1):
+            self._outgoing.memory[row, : self._page_bytes].copy_(self.known.device[page])
+            self._accelerator.mark_here().synchronize()
+            self._outgoing.enter([row], [self.known.checksums[page]])
 
     def _read(self, place: PeerPlace, *, land: bool) -> bool:
         """False if it was to be landed and cannot be."""

@@ -193,8 +193,10 @@ class LendingSetup:
     # Whether it is right
 
     def _stored_and_read(self, borrower: KnowingBorrower, where: str = "") -> Iterator[ProofCheck | ProofFigure]:
+        half = borrower.tier.capacity_bytes // borrower.tier.page_bytes // 2
         steps: list[tuple[str, Callable[[], int]]] = [
-            ("stored, through host memory", borrower.fill),
+            ("stored, through host memory", lambda: borrower.fill(half)),
+            ("stored, from device to device", lambda: borrower.fill(aside=True)),
             ("landed", lambda: borrower.read_all(land=True)),
             ("read to host memory", lambda: borrower.read_all(land=False)),
         ]
@@ -203,6 +205,8 @@ class LendingSetup:
             rate = work() * self._layout.page_bytes / (time.perf_counter() - began)
             yield self._figure(f"pages {what}{where}", rate, note="asked for, verified, answered, compared here")
         yield _check(f"what is lent is read as it was stored{where}", borrower.pages_read, borrower)
+        none = "" if borrower.pulled else "no page: the donor does not read memory of this GPU, its log says why"
+        yield ProofCheck(f"pages go from device to device{where}", borrower.pulled, none)
 
     def _recalled(self, borrower: KnowingBorrower, donor: DonorProcess) -> Iterator[ProofCheck | ProofFigure]:
         seconds: list[float] = []

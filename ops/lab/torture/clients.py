@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import torch
+
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
 
@@ -31,15 +33,25 @@ class Clients:
         for key in keys:
             state.put_at[key] = UNDER_WAY
         offered = stack.intake.begin(keys, parent, depth)
-        for index, slot in zip(offered.indices, offered.slots, strict=True):
+        outgoing = state.neighbourhood.outgoing if state.neighbourhood is not None else None
+        rows = outgoing.take(len(offered.slots)) if outgoing is not None else []
+        for at, (index, slot) in enumerate(zip(offered.indices, offered.slots, strict=True)):
             state.runner.sleep(draw.random() * 1e-4)
             stack.host.page(slot)[:] = content(keys[index])
+            if outgoing is not None and at < len(rows):
+                outgoing.memory[rows[at]] = torch.from_numpy(content(keys[index]).copy())
         if draw.random() < 0.1:
             for slot in offered.slots:
                 stack.host.page(slot)[:] = 0xFF
+            if outgoing is not None:
+                outgoing.memory[rows] = 0xFF
+                outgoing.give_back(rows)
             stack.intake.abort(offered)
         else:
-            stack.intake.commit(offered)
+            digests = stack.intake.digests(offered)
+            if outgoing is not None:
+                outgoing.enter(rows, digests[: len(rows)])
+            stack.intake.commit(offered, digests)
         state.moment += 1
         for key in keys:
             state.put_at[key] = state.moment

@@ -10,6 +10,7 @@ import torch
 
 from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page_digests
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.ssd.direct import DirectFiles
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
@@ -128,7 +129,9 @@ class SettlingReads(DirectReads):
     runner: Runner
 
 
-def direct_reads(ssd: SsdTier, array: MemoryArray, landing: PlainLanding, *, runner: Runner = THREADS) -> SettlingReads:
+def direct_reads(
+    ssd: SsdTier, array: MemoryArray, landing: PlainLanding | Landing, *, runner: Runner = THREADS
+) -> SettlingReads:
     """Reads of the array's devices into this landing memory."""
     files = MemoryFiles(array, lambda: ssd.paths, runner)
     reads = SettlingReads(ssd.stripes, files, landing, ssd.fingerprint, runner)  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ from .devices import PowerArray
 from .direct_files import PlainLanding, direct_reads
 from .model_peer import ModelPeer
 from .neighbours import Neighbourhood, Tormentor, slow_memory
+from .neighbours.device import TriedLanding
 from .plan import BORROWED, Job, Plan
 from .shared_store import shared_tier, unreliable_store
 from .stacks import check, memory_ssd, new_stack
@@ -226,7 +227,11 @@ class World:
         fingerprint = page_digest if ssd is None else ssd.fingerprint
         if borrowed:
             ranked = self.plan.draw("ranks of donors") if self.plan.kind == "ranked" else None
-            state.neighbourhood = Neighbourhood(runner, draw, state.happened, fingerprint, 4096, ranked=ranked)
+            on_devices = self.plan.draw("devices")
+            devices = on_devices if ranked is None and on_devices.random() < 0.5 else None
+            state.neighbourhood = Neighbourhood(
+                runner, draw, state.happened, fingerprint, 4096, ranked=ranked, devices=devices
+            )
         elif with_peer:
             state.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
         if draw.random() < 0.4:
@@ -240,10 +245,13 @@ class World:
             "write": draw.choice(("through", "back")), "ssd_admission": draw.choice(("always", "reuse")),
             "eviction": draw.choice(("lru", "lfu")), "restore_deadline": "20s",
         }  # fmt: skip
-        landing = direct = None
+        landing: PlainLanding | TriedLanding | None = None
+        direct = None
+        if state.neighbourhood is not None:
+            landing = state.neighbourhood.landing
         sideways = self.plan.draw("direct reads")
         if ssd is not None and state.array is not None and state.peer is None and sideways.random() < 0.4:
-            landing = PlainLanding(4096, sideways.choice((1, 4)), runner)
+            landing = landing or PlainLanding(4096, sideways.choice((1, 4)), runner)
             direct = direct_reads(ssd, state.array, landing, runner=runner)
         lent_memory = state.peer if state.neighbourhood is None else state.neighbourhood.tier
         state.stack = new_stack(

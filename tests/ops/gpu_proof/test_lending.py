@@ -78,8 +78,10 @@ def test_everything_is_found_and_nothing_is_left_behind(directory: str) -> None:
         "memory that came back is its donor's alone": 6,
     }
     assert checks["what is lent is read as it was stored"].cases == 2 * PAGES
+    assert checks["pages go from device to device"].cases == PAGES // 2
     assert set(checks) - {"recalled memory is returned", "memory that came back is its donor's alone"} == {
         "what is lent is read as it was stored",
+        "pages go from device to device",
         "no byte of a later owner is accepted",
         "a donor that was killed is outlived, and its next life borrowed from",
     }
@@ -87,6 +89,7 @@ def test_everything_is_found_and_nothing_is_left_behind(directory: str) -> None:
     assert [(name, one.holds is None) for name, one in figures.items()] == [
         ("borrow on one GPU", False),
         ("pages stored, through host memory", True),
+        ("pages stored, from device to device", True),
         ("pages landed", True),
         ("pages read to host memory", True),
         ("recall until return", False),
@@ -162,7 +165,8 @@ def test_from_another_device(directory: str) -> None:
     memory = FakeDeviceMemory("GPU-0")
     found = list(make(directory, memory).between_devices(1, 5e9))
     assert [(one.name, bool(one.failure)) for one in found if isinstance(one, ProofCheck)] == [
-        ("what is lent is read as it was stored, from GPU 1", False)
+        ("what is lent is read as it was stored, from GPU 1", False),
+        ("pages go from device to device, from GPU 1", False),
     ]
     rate = found[0]
     assert isinstance(rate, ProofFigure)
@@ -197,8 +201,8 @@ def test_memory_of_cuda_devices_on_one_and_from_the_next_that_is_reached(monkeyp
     found = list(on_cuda(CudaDeviceMemory(0, driver, CPU), PAGES, monkeypatch))
     checks = [one for one in found if isinstance(one, ProofCheck)]
     assert [check.name for check in checks if check.failure] == []
-    assert len(checks) == 6
-    assert checks[-1].name == "what is lent is read as it was stored, from GPU 2"
+    assert len(checks) == 8
+    assert checks[-2].name == "what is lent is read as it was stored, from GPU 2"
     rate = next(one for one in found if one.name == "borrow from GPU 2")
     assert isinstance(rate, ProofFigure)
     assert rate.of == 2.0

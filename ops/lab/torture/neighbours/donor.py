@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection
@@ -12,6 +13,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.virtual import VirtualProcess
 from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span
 from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
@@ -19,6 +21,7 @@ from swift_tiers.radix_tiering.lending.leases import Donor, LeaseService, RunSta
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 
+from .device import Fabric, ModelDevice
 from .pool import LENT, ModelPool
 
 #: What is in memory that is not lent.
@@ -63,16 +66,31 @@ class LendingProcess:
     """One process of a server that lends: its memory, and what gives leases on it."""
 
     def __init__(
-        self, name: str, address: str, network: Network, draw: random.Random, pages: int, planes: int, page_bytes: int
+        self,
+        name: str,
+        address: str,
+        network: Network,
+        draw: random.Random,
+        pages: int,
+        planes: int,
+        page_bytes: int,
+        fabric: Fabric | None = None,
     ) -> None:
-        """`pages` of so many bytes, in so many `planes`."""
+        """`pages` of so many bytes, in so many `planes`; on a device where there is a `fabric` between devices."""
         runner = network.runner
         plane_bytes = page_bytes // planes
         self.name = name
         self.layout = PoolLayout(tuple(n * (pages + 1) * plane_bytes for n in range(planes)), plane_bytes)
-        self.arena = SharedArena((pages + 1) * page_bytes, available=lambda: None)
-        self.arena.array[:] = OWN
-        self.pool = MemoryPool(pages, self.arena.array, self.layout)
+        size = (pages + 1) * page_bytes
+        self.arena: SharedArena | DeviceArena
+        if fabric is None:
+            self.arena = SharedArena(size, available=lambda: None)
+            memory = self.arena.array
+        else:
+            self.arena = DeviceArena(ModelDevice(name, fabric), size)
+            memory = self.arena.memory.numpy()
+        memory[:] = OWN
+        self.pool = MemoryPool(pages, memory, self.layout)
         self.process = VirtualProcess(
             runner, begin=draw.random() * 1e5, rate=1 + (2 * draw.random() - 1) * TIMING.drift
         )
@@ -94,6 +112,14 @@ class LendingProcess:
             interference=draw.choice((None, 0.5)),
             runner=self.process,
         )
+
+    def kill(self) -> None:
+        """It ends at once. Its memory stays where it is mapped."""
+        self.process.kill()
+        if isinstance(self.arena, DeviceArena):
+            os.close(self.arena.fd)
+        else:
+            self.arena.close()
 
     def close(self) -> None:
         """Lend no more; what was lent comes back."""
@@ -120,8 +146,11 @@ class DonorServer:
         network: Network,
         draw: random.Random,
         happened: Counter[str],
+        fabric: Fabric | None = None,
     ) -> None:
+        """`fabric`: between devices, on one of which its memory lies; None: it lies in the host's."""
         self.name = name
+        self._fabric = fabric
         self.address = ipc_address(directory, name)
         self._network = network
         self._draw = draw
@@ -142,7 +171,14 @@ class DonorServer:
     def begin(self) -> None:
         """A life begins."""
         self._one = one = LendingProcess(
-            self.name, self.address, self._network, self._draw, self._pages, self._planes, self._page_bytes
+            self.name,
+            self.address,
+            self._network,
+            self._draw,
+            self._pages,
+            self._planes,
+            self._page_bytes,
+            self._fabric,
         )
         self.pool, self.process, self.service = one.pool, one.process, one.service
         self.lender = Lender(
@@ -168,7 +204,7 @@ class DonorServer:
     def kill(self) -> None:
         """The process ends at once. What it lent stays mapped where it is, as memory does."""
         self.alive = False
-        self.process.kill()
+        self._one.kill()
         self._network.ended(self.name)
 
     def ask(self, pages: int, seconds: float) -> None:

@@ -16,9 +16,11 @@ from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.lending.donation import arena
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
+from .device import Fabric, ModelDevice, PlainAccelerator, TriedLanding
 from .donor import DonorServer
 from .ranked_donor import RankedDonor
 from .rival import Rival
@@ -64,13 +66,16 @@ class Neighbourhood:
         page_bytes: int,
         *,
         ranked: random.Random | None = None,
+        devices: random.Random | None = None,
     ) -> None:
-        """`ranked`: donors have several ranks, of which this draws how many."""
+        """`ranked`: donors have several ranks, of which this draws how many. `devices`: servers have devices, whose
+        memory some of them lend, and this draws what there is of it."""
         self._directory = tempfile.TemporaryDirectory(prefix="swift-torture-")
         self.network = Network(runner, draw, happened)
         directory = Path(self._directory.name)
+        fabric = Fabric() if devices is not None else None
         self.donors: list[DonorServer | RankedDonor] = [
-            DonorServer(f"donor-{number}", directory, self.network, draw, happened)
+            DonorServer(f"donor-{number}", directory, self.network, draw, happened, self._some(fabric, devices))
             if ranked is None
             else RankedDonor(f"donor-{number}", directory, self.network, draw, happened, ranked.choice((2, 2, 3)))
             for number in range(draw.choice((1, 1, 2)))
@@ -78,8 +83,19 @@ class Neighbourhood:
         #: Lease name -> lease address, as the bus says.
         self.addresses = {name: address for donor in self.donors for name, address in donor.addresses.items()}
         self.rivals = [
-            Rival(f"rival-{number}", self.network, draw, self.addresses) for number in range(draw.choice((0, 1, 1)))
+            Rival(f"rival-{number}", self.network, draw, self.addresses, fabric)
+            for number in range(draw.choice((0, 1, 1)))
         ]
+        #: Where pages come from donors' devices, and from where they go there; None: through host memory.
+        self.landing: TriedLanding | None = None
+        self.outgoing: OutgoingMemory | None = None
+        device = ModelDevice(OWN_NAME, fabric) if fabric is not None else None
+        if devices is not None and device is not None:
+            if devices.random() < 0.6:
+                self.landing = TriedLanding(page_bytes, devices.choice((1, 4)), runner)
+            rows = devices.choice((0, 1, 3, 12))
+            if rows:
+                self.outgoing = OutgoingMemory(device, PlainAccelerator(), page_bytes, rows * page_bytes, runner)
         self.tier = PeerTier(
             OWN_NAME,
             page_bytes,
@@ -87,11 +103,19 @@ class Neighbourhood:
             fingerprint=fingerprint,
             runner=runner,
             wire=self.network.wire(OWN_NAME),
+            device=device,
+            landing=self.landing,
+            outgoing=self.outgoing,
         )
         self.tier.neighbours(self.addresses)
         #: Whether anything has gone wrong yet.
         self.troubled = False
         self._happened = happened
+
+    @staticmethod
+    def _some(fabric: Fabric | None, devices: random.Random | None) -> Fabric | None:
+        """For most donors, where there are devices."""
+        return fabric if devices is not None and devices.random() < 0.8 else None
 
     @property
     def servers(self) -> list[DonorServer | RankedDonor | Rival]:
@@ -111,6 +135,9 @@ class Neighbourhood:
         damaged, which may then have been stored."""
         told = self.tier.snapshot()
         self._happened["pages lent"] += told.writes.get("ok", 0)
+        for way in ("device-peer", "peer-device"):
+            self._happened[f"pages {way}"] += self.tier.links[way].pages if way in self.tier.links else 0
+        assert self.outgoing is None or not self.outgoing.used_rows, "outgoing memory leaked"
         self._happened["pages from lent memory"] += told.reads.get(ReadOutcome.OK.value, 0)
         assert not told.faults, f"{told.faults} errors of ours"
         assert damaged or not told.reads.get(ReadOutcome.CHECKSUM.value), "bytes of another's were read"

@@ -16,6 +16,8 @@ from swift_tiers.radix_tiering.tiers.peer import PeerPlace, PeerTier
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
 
+from .device import Fabric, ModelDevice
+
 #: Between two things that it does, at most, seconds.
 PAUSE_SECONDS = 0.05
 #: Within which everything is answered whatever happens, but that this process itself is stopped: a lease that is not
@@ -26,8 +28,17 @@ LONGEST_SECONDS = 4.0
 class Rival:
     """Puts pages into whatever it is lent, and reads them again. One after the other its lives."""
 
-    def __init__(self, name: str, network: Network, draw: random.Random, addresses: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        draw: random.Random,
+        addresses: Mapping[str, str],
+        fabric: Fabric | None = None,
+    ) -> None:
+        """`fabric`: between its device and others'; None: it has none."""
         self.name = name
+        self._fabric = fabric
         self._network = network
         self._draw = draw
         self._addresses = addresses
@@ -42,7 +53,8 @@ class Rival:
         self.process = VirtualProcess(self._network.runner, begin=self._draw.random() * 1e5)
         wire = self._network.wire(self.name)
         config = PeerConfig(borrow=True)
-        self.tier = PeerTier(self.name, self.page_bytes, config, runner=self.process, wire=wire)
+        device = ModelDevice(self.name, self._fabric) if self._fabric is not None else None
+        self.tier = PeerTier(self.name, self.page_bytes, config, runner=self.process, wire=wire, device=device)
         self.tier.watch(self)
         self.tier.neighbours(self._addresses)
         self.tier.want(self._draw.randint(1, 20) * self.page_bytes)
