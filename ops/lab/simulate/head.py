@@ -15,6 +15,11 @@ NOT_MODELLED = (
         "one after the other, at the link's full bandwidth",
     ),
     (
+        "stores from one GPU to another",
+        "from outgoing memory, beside the copy to host memory",
+        "all through host memory",
+    ),
+    (
         "copies from landing memory to the KV pool",
         "within the device, beside the forward",
         "as if they took no time",
