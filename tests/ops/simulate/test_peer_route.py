@@ -49,3 +49,15 @@ def test_every_page_lands_however_little_landing_memory_there_is(name: str) -> N
 def test_a_servers_way_is_faster_than_host_memory_and_the_papers_is_faster_still() -> None:
     seconds = {way.name: first_token(MODELS["LWM-7B"], way, 8192)[0] for way in (HOST, AS_THE_PAPER, DEFAULT, LARGE)}
     assert seconds[AS_THE_PAPER.name] < seconds[LARGE.name] < seconds[DEFAULT.name] < seconds[HOST.name] / 2
+
+
+@pytest.mark.parametrize("name", ["LWM-7B", "Qwen3-14B", "Qwen3-32B"])
+@pytest.mark.parametrize("history", [8192, 32_768])
+def test_where_host_memory_has_it_too_lent_memory_is_used_only_where_it_is_faster(name: str, history: int) -> None:
+    """Every row of the table: bound of the project, beside SwiftCache's Figure 7."""
+    model = MODELS[name]
+    host, _ = first_token(model, HOST, history)
+    both, landed = first_token(model, DEFAULT, history, host_too=True)
+    assert both < 1.01 * host
+    assert landed in (0.0, 1.0), "one way or the other"
+    assert landed == 1.0 or first_token(model, DEFAULT, history)[0] > host, "what is faster was not used"

@@ -241,8 +241,9 @@ def tail() -> list[Table]:
 # ---- the way by itself ----
 
 
-def first_token(model: Model, way: Way, history: int, new: int = 40) -> tuple[float, float]:
-    """Seconds of one request whose whole history lies below the device, and what part of it landed there."""
+def first_token(model: Model, way: Way, history: int, new: int = 40, *, host_too: bool = False) -> tuple[float, float]:
+    """Seconds of one request whose whole history lies below the device, and what part of it landed there. `host_too`:
+    what is lent has it, and host memory as well."""
     tokens = history // PAGE_TOKENS * PAGE_TOKENS
     blocks = tuple(range(tokens // PAGE_TOKENS))
     work = Trace([Call(0.0, tokens + new, blocks)], PAGE_TOKENS)
@@ -260,7 +261,7 @@ def first_token(model: Model, way: Way, history: int, new: int = 40) -> tuple[fl
         server.warm(Call(0.0, tokens + 1, blocks))
         runner.sleep(WARM)
         server.leave_device()
-        if memory is not None and way.landing is not None:
+        if memory is not None and way.landing is not None and not host_too:
             server.leave_host()
         (seconds,) = server.run().seconds
         return seconds, memory.landed / len(blocks) if memory is not None else 0.0
@@ -274,10 +275,11 @@ def routes() -> list[Table]:
         for history in (8192, 32_768):
             found = [first_token(MODELS[name], way, history) for way in WAYS]
             seconds = [each for each, _ in found]
+            both, from_there = first_token(MODELS[name], DEFAULT, history, host_too=True)
             rows.append(
                 [
-                    name, history, *(round(1000 * each) for each in seconds), round(100 * found[2][1], 1),
-                    *(round(seconds[0] / each, 2) for each in seconds[1:]),
+                    name, history, *(round(1000 * each) for each in seconds), round(1000 * both),
+                    round(100 * from_there), *(round(seconds[0] / each, 2) for each in (*seconds[1:], both)),
                 ]
             )  # fmt: skip
     return [
@@ -287,8 +289,8 @@ def routes() -> list[Table]:
             "device of one H20",
             [
                 "model", "history", "host memory", "lent, as in the paper", "lent, as in a server",
-                "lent, landing for all of it", "landed by default (%)", "paper's way over host", "server's over host",
-                "with landing for all over host",
+                "lent, landing for all of it", "both have it", "of which lent (%)", "paper's way over host",
+                "server's over host", "with landing for all over host", "both over host",
             ],
             rows,
             [
@@ -302,7 +304,9 @@ def routes() -> list[Table]:
                 "By default the server's way from lent memory takes 0.3 to 0.65 of what host memory takes behind "
                 "32,768 tokens. Behind 8,192 it takes 0.4 of it for LWM-7B, whose KV is large, and 1.2 to 1.5 times as "
                 "long for the others: there one forward more is most of it, and landing memory that holds the history "
-                "saves that.",
+                "saves that. *Both have it* is what mostly is so, since a page is written to host memory first: a "
+                "server takes it from wherever it comes sooner ([decision "
+                "30](decisions/0030-lent-memory-before-host-memory.md)), so that lent memory never makes it slower.",
             ],
         )
     ]  # fmt: skip
