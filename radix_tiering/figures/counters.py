@@ -283,6 +283,8 @@ class StackFigures(Figures, Generic[Gap]):
     write_queue_pages: int | Gap = gauge("admitted to ssd and not yet written")
     landing_pages: int | Gap = gauge("that landing memory on the GPU holds at most; 0 without any")
     landing_used_pages: int | Gap = gauge("of these, in use or reserved")
+    outgoing_pages: int | Gap = gauge("that outgoing memory on the GPU holds at most; 0 without any")
+    outgoing_used_pages: int | Gap = gauge("of these, in use")
     remote_engine: str = text(
         "of the remote tier: `starting`, `asked`, or `not asked` for a while, since it missed its deadlines; empty "
         "without one"

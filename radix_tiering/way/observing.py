@@ -65,6 +65,7 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
     links = dict(stack.links)
     details: dict[str, Any] = {"stripe": None, "devices": (), "io_engine": "", "remote_engine": ""}
     details |= dict.fromkeys(("remote_questions", "remote_late", "remote_lost", "remote_bad"), 0)
+    details |= {"outgoing_pages": 0, "outgoing_used_pages": 0}
     for tier in stack.tiers.values():
         links |= tier.links
         details |= tier.details()

@@ -121,6 +121,8 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     say("write_queue_pages", snapshot.write_queue_pages)
     say("landing_pages", snapshot.landing_pages)
     say("landing_used_pages", snapshot.landing_used_pages)
+    say("outgoing_pages", snapshot.outgoing_pages)
+    say("outgoing_used_pages", snapshot.outgoing_used_pages)
     for name in ("questions", "late", "lost", "bad"):
         say(f"remote_{name}_total", getattr(snapshot, f"remote_{name}"))
     return found

@@ -221,6 +221,7 @@ RANK: Fields = {
     "pid": 4242, "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "page_codec": "",
     "io_engine": "io_uring",
     "write_queue_pages": 3, "landing_pages": 0, "landing_used_pages": 0,
+    "outgoing_pages": 0, "outgoing_used_pages": 0,
     "remote_engine": "", "remote_questions": 0, "remote_late": 0, "remote_lost": 0, "remote_bad": 0,
     "running_requests": 2, "waiting_requests": 1, "restores_started": 40,
     "restores_completed": 34, "restores_split": 6, "restores_cut_short": 0, "restores_expired": 0,

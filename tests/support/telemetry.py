@@ -143,6 +143,8 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         "write_queue_pages": 3,
         "landing_pages": 113,
         "landing_used_pages": 7,
+        "outgoing_pages": 32,
+        "outgoing_used_pages": 5,
         "remote_engine": "asked",
         "remote_questions": 12,
         "remote_late": 2,

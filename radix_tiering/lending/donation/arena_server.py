@@ -110,7 +110,8 @@ class ArenaServer:
         self._thread.start()
 
     def wait_for_copy(self) -> None:
-        """Return when no copy into the arena is under way that began before this call: one page's time at most.
+        """Return when no copy into the arena is under way that began before this call: one copy's time at most, of
+        some pages.
 
         Whoever has been told `Reclaimed` and calls this has the run's bytes to itself. Not to be called under the lease
         service's lock.

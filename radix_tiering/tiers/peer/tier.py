@@ -271,6 +271,10 @@ class PeerTier(LentMemory):
             donors=tuple(donors),
         )
 
+    def details(self) -> dict[str, Any]:
+        rows = self._outgoing
+        return {"outgoing_pages": rows.rows, "outgoing_used_pages": rows.used_rows} if rows is not None else {}
+
     def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         """Answer everything, return all leases, end. Waits for the donors, a few recall bounds at most. Idempotent.
 

@@ -190,6 +190,7 @@ class Devices:
 def test_what_is_set_aside_is_stored_without_the_host_and_read_either_way(room) -> None:
     it = Devices(room)
     it.set_aside(*range(5))
+    assert it.borrower.tier.details() == {"outgoing_pages": 8, "outgoing_used_pages": 5}
     uploads = it.accelerator.engine_calls
     places = {seed: it.borrower.write(seed) for seed in range(8)}
     links = it.borrower.tier.links
