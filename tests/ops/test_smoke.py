@@ -67,6 +67,7 @@ BENCHES = {
     "resize": ONE_ROUND,
     "restart": ["--pages", "5000"],
     "ssd": [*ONE_ROUND, "--size", "64"],
+    "writes": ONE_ROUND,
     "ssd_raw": [*ONE_ROUND, "--size", "16", "--seconds", "0.1", "--without-fio"],
 }
 ONE_PROMPT = [*ONE_ROUND, "--prompts", "1", "--tokens", "64", "--new-tokens", "2"]

@@ -194,6 +194,7 @@ def check(stack: TierStack) -> None:
         units = sum(ssd.stripes.units(page.length) for page in pages)
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
         assert ssd.stripes.writing == (0, 0), "writes that have ended count as under way"
+        assert ssd.stripes.reading == 0, "reads that have ended count as under way"
     check_maps(stack)
 
 

@@ -43,8 +43,9 @@ LATE_INTERVAL = 0.005
 #: How often closing looks, in seconds, whether there is still something to wait for.
 IDLE_POLL = 0.01
 
-#: Bytes that are hashed in one round, before reads have their turn again, but for one page: some hundred microseconds.
-HASHED_TOGETHER = 1 << 20
+#: Bytes that are hashed in one round, before reads have their turn again, but for one page: some hundred microseconds;
+#: and while nobody reads, so that a round, which costs as much as a page does, is for several.
+HASHED_TOGETHER, HASHED_ALONE = 1 << 20, 8 << 20
 #: Transfers whose ends are told together: bounds how long a lock is held for them.
 ANSWERS_TOGETHER = 16
 
@@ -93,6 +94,7 @@ class IoThread:
         self.patience = Patience(stall_seconds, runner, self.complete, self._serve)
         self.answers: AbstractContextManager[object] = nullcontext()  # see `Tier.answers`
         self.pending = 0  # transfers accepted and not yet called back
+        self.reading = 0  # reads accepted and not yet finished
         self.callback_errors = 0
         self.outcomes = dict.fromkeys(ReadOutcome, 0)  # of the reads called back
         self._pool = VerifyPool(verifiers, self._verify, self._notify, runner) if verifiers else None
@@ -159,6 +161,7 @@ class IoThread:
     def enqueue(self, transfers: Sequence[Transfer]) -> None:
         """Accept transfers whose places are held already."""
         self.pending += len(transfers)
+        self.reading += sum(not transfer.writing for transfer in transfers)
         self._arrived += transfers
         self._wake.notify_all()
 
@@ -223,6 +226,7 @@ class IoThread:
         """-> finished: its callback follows. Its places are free for others, those of units under way once these are
         back."""
         transfer.finished = True
+        self.reading -= not transfer.writing
         if self.units.flying(transfer):
             away = self.units.places_away(transfer)
             back = [place for number, place in enumerate(transfer.placement) if number not in away]
@@ -345,14 +349,15 @@ class IoThread:
             self.complete([Completion(request.tag, request.device, errno.EINVAL) for request in requests])
 
     def _admit(self) -> list[PageWrite]:
-        """The next writes to begin, if not too many are under way; few per round: hashing delays reads. Lock held."""
+        """The next writes to begin, if not too many are under way; few per round where somebody reads: hashing delays
+        reads. Lock held."""
         admitted: list[PageWrite] = []
-        hashed = 0
+        hashed, most = 0, HASHED_TOGETHER if self.reading else HASHED_ALONE
         while self._write_queue:
             if self._writes_active >= self._max_writes and self._units_active >= self._max_units:
                 break
             hashed += self._write_queue[0].length
-            if admitted and hashed > HASHED_TOGETHER:
+            if admitted and hashed > most:
                 break
             admitted.append(self._write_begins(self._write_queue.popleft()))
         return admitted

@@ -550,6 +550,11 @@ class StripeSet:
             )
 
     @property
+    def reading(self) -> int:
+        """Pages that are to be read, or are being read."""
+        return self._io.reading
+
+    @property
     def writing(self) -> tuple[int, int]:
         """Pages that are being written, and their units; each count bounds what is begun. For checks."""
         with self._lock:

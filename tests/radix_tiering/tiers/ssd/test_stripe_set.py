@@ -12,10 +12,11 @@ import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadRequest, Service, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadRequest, Service, StoredPage, StripeSet, io_thread
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.tiers.ssd.units import Units
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
@@ -262,6 +263,44 @@ def test_reads_go_before_writes_depth_and_writes_are_bounded(rig) -> None:
     order = [operation for operation, on in array.log[waiting:] if on == device]
     assert order[:3] == [Operation.READ] * 3, "a write overtook a read that was waiting"
     assert array.most <= 3, "depth was exceeded"
+
+
+@pytest.mark.parametrize("how_a_read_ends", ["none", "still", "read", "cancelled", "refused"])
+def test_many_writes_are_begun_together_while_nobody_reads(rig, monkeypatch, how_a_read_ends: str) -> None:
+    """Hashing them delays reads; a round for each of them costs as much as they do."""
+    monkeypatch.setattr(io_thread, "HASHED_TOGETHER", 8192)
+    monkeypatch.setattr(io_thread, "HASHED_ALONE", 4 * 8192)
+    array, stripes = gated(rig, depth=2)
+    page = rig.put(stripes, 0, length=8192)
+    others: list[ReadOutcome] = []
+    if how_a_read_ends in ("still", "cancelled"):
+        array.shut = True  # some are under way then
+        tokens = [stripes.read(page, aligned_buffer(8192), others.append) for _ in range(3)]
+        wait_for(lambda: array.in_flight == 2)
+        if how_a_read_ends == "cancelled":
+            assert stripes.cancel(tokens[2])
+            array.shut = False
+            wait_for(lambda: len(others) == 3)
+    elif how_a_read_ends == "read":
+        assert rig.holds(stripes, page, 0)
+    elif how_a_read_ends == "refused":
+        with pytest.raises(ValueError, match="needs 8192"):
+            stripes.read(page, aligned_buffer(4096), others.append)
+    together: list[int] = []
+    digest = Units.digest
+    monkeypatch.setattr(Units, "digest", lambda units, writes: together.append(len(writes)) or digest(units, writes))
+    begins, ended = threading.Event(), threading.Semaphore(0)
+    stripes._io.post(lambda: begins.wait(60))  # so that all of them are there at once
+    data = aligned_buffer(8192)
+    for number in range(1, 9):
+        placement = stripes.reserve(8192)
+        stripes.write(rig.record(number, 8192), placement, data, lambda stored, reason: ended.release())
+    begins.set()
+    wait_for(lambda: sum(together) == 8)
+    array.shut = False
+    for _ in range(8):
+        assert ended.acquire(timeout=10)
+    assert together == ([1] * 8 if how_a_read_ends == "still" else [4, 4])
 
 
 def test_a_queued_read_can_be_cancelled_and_a_started_one_cannot(rig) -> None:
