@@ -188,17 +188,21 @@ class Offloader:
         come; their rows there, which are the caller's."""
         outgoing = self._pool.outgoing
         rows = outgoing.take(len(pages)) if outgoing is not None else []
-        if rows:
-            try:
-                self._pool.copy_aside(pages[: len(rows)], rows, after)
-            except BaseException:
-                self._give_back(rows)
-                raise
+        if outgoing is None or not rows:
+            return []
+        try:
+            self._pool.copy_aside(pages[: len(rows)], rows, after)
+        except Exception:
+            # Host memory is to have them all the same.
+            logger.exception("swift-tiers: from now on pages go to other GPUs through host memory")
+            outgoing.give_back(rows)
+            outgoing.close()
+            return []
         return rows
 
     def _commit(self, put: Put, digests: list[bytes], rows: list[int]) -> None:
         """Pages are there, the first ones also in `rows`, where they are found before anybody wants to store them."""
-        if self._pool.outgoing is not None:
+        if self._pool.outgoing is not None and rows:
             self._pool.outgoing.enter(rows, digests[: len(rows)])
         self._stack.intake.commit(put, digests)
 
