@@ -73,6 +73,7 @@ class OursAndTheirs:
         import numpy as np
 
         from swift_tiers.radix_tiering.base.config import RemoteConfig
+        from swift_tiers.radix_tiering.base.events import EventLog
         from swift_tiers.radix_tiering.base.memory import huge_array
         from swift_tiers.radix_tiering.base.page import page_digest
         from swift_tiers.radix_tiering.tiers.remote import ChildEngine, ObjectShape, RemoteTier
@@ -83,6 +84,7 @@ class OursAndTheirs:
         self._pages = nbytes // PAGE_BYTES
         self._digests = [page_digest(self._page(self.source, at)) for at in range(self._pages)]
         self._number = 0
+        self._events = EventLog(time.time)
         shape = ObjectShape(PAGE_BYTES, OBJECT_BYTES // PAGE_BYTES, RUN)
         config = RemoteConfig(engine="mooncake", admission="always")
         slots = int(config.memory) // shape.stride
@@ -92,6 +94,7 @@ class OursAndTheirs:
             partial(ChildEngine, DRIVER, "mooncake", store.options, slots, shape.stride),
             page_tokens=16,
             read_seconds=PATIENCE_SECONDS,
+            events=self._events,
         )
         self._client = self._open_client(store)
 
@@ -111,9 +114,14 @@ class OursAndTheirs:
         while not self._tier.snapshot().ready:
             if time.monotonic() > until:
                 self._tier.close()
-                raise CommandError("bench remote: the child does not open the store")
+                raise CommandError(f"bench remote: the child does not open the store: {self._why()}")
             time.sleep(0.05)
         return self
+
+    def _why(self) -> str:
+        """As its lives have said."""
+        reasons = [event.fields["reason"] for event in self._events.since() if event.kind == "remote.engine_gone"]
+        return str(reasons[-1]) if reasons else f"it has said nothing for {PATIENCE_SECONDS:g} s"
 
     def __exit__(self, *_: object) -> None:
         self._tier.close()
