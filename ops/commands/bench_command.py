@@ -20,6 +20,7 @@ OPERATORS = "swift_tiers.ops.commands.bench"
 DEVELOPERS = (
     "attention", "borrow", "bus", "console", "donor", "identity", "index", "interference", "interpreter", "launch",
     "lookup", "maps", "overhead", "pages", "pool_layout", "resize", "restart", "restore", "swiftkv",
+    "writes",
 )  # fmt: skip
 
 
