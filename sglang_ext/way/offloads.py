@@ -192,10 +192,12 @@ class Offloader:
             return []
         try:
             self._pool.copy_aside(pages[: len(rows)], rows, after)
-        except Exception:
+        except BaseException as error:
+            outgoing.give_back(rows)
+            if not isinstance(error, Exception):
+                raise
             # Host memory is to have them all the same.
             logger.exception("swift-tiers: from now on pages go to other GPUs through host memory")
-            outgoing.give_back(rows)
             outgoing.close()
             return []
         return rows

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from swift_tiers.ops.lab.torture.neighbours.device import Fabric, PlainAccelerator
+from swift_tiers.ops.lab.torture.neighbours.device import ModelDevice as ExportingDevice
+from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way.loads import Load, Loader
@@ -38,6 +42,11 @@ class ModelDevice:
         self.failed = 0
         self._runner = runner
         self._draw = draw
+        memory = ExportingDevice("own", Fabric())
+        self.outgoing = OutgoingMemory(
+            memory, PlainAccelerator(), GEOMETRY.page_bytes, draw.choice((1, 3, 8)) * GEOMETRY.page_bytes, runner
+        )
+        self.outgoing.wanted = draw.random() < 0.8
 
     def adopt_thread(self) -> None:
         pass
@@ -50,6 +59,25 @@ class ModelDevice:
         for page, slot in zip(pages, slots, strict=True):
             self._runner.sleep(self._draw.random() * 1e-4)
             slab[slot, : GEOMETRY.page_bytes] = self.pages[page]
+
+    def copy_aside(self, pages: np.ndarray, rows: list[int], after: Any) -> None:
+        for page, row in zip(pages, rows, strict=True):
+            self._runner.sleep(self._draw.random() * 1e-4)
+            self._may_fail()
+            self.outgoing.memory[row] = torch.from_numpy(self.pages[page].copy())
+
+    def look_aside(self, keys: list[bytes]) -> int:
+        """What donors would be given of these pages is these pages; how many there are. None is anybody's any more."""
+        found = 0
+        for key in keys:
+            digest = page_digest(content(key))
+            row = self.outgoing.hold(digest)
+            if row is not None:
+                found += 1
+                assert np.array_equal(self.outgoing.memory[row].numpy(), content(key)), "another page goes to donors"
+                self.outgoing.give_back([row])
+        assert self.outgoing.used_rows == 0, "outgoing memory leaked"
+        return found
 
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[..., None], ready: Any
@@ -74,15 +102,16 @@ def nothing_left() -> Iterator[None]:
     end_all()
 
 
-def history(seed: int) -> tuple[int, int]:
-    """Sequences are offered and asked for again, in some order; loads that came, and copies that failed."""
+def history(seed: int) -> tuple[int, int, int]:
+    """Sequences are offered and asked for again, in some order; loads that came, copies that failed, and pages that
+    were set aside for donors."""
     draw = random.Random(seed)
     runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
-    device, came = ModelDevice(runner, draw), 0
+    device, came, aside = ModelDevice(runner, draw), 0, 0
     beside = draw.random() < 0.5
 
     def main() -> None:
-        nonlocal came
+        nonlocal came, aside
         stack: Any = make_stack(HOST, runner=runner, host={"verify": "beside" if beside else True})
         offloader, loader = Offloader(device, stack), Loader(device, stack)  # type: ignore[arg-type]
         for _ in range(draw.randint(4, 10)):
@@ -95,6 +124,7 @@ def history(seed: int) -> tuple[int, int]:
                 assert offloader.wait(30.0), "a copy is never answered"
                 assert offloader.answered == 1
                 offloader.take_answer()
+                aside += device.look_aside(keys)
             else:
                 came += ask(stack, loader, hashes, keys)
         loader.close()
@@ -134,20 +164,21 @@ def history(seed: int) -> tuple[int, int]:
         return landed
 
     runner.run(main)
-    return came, device.failed
+    return came, device.failed, aside
 
 
 def test_what_comes_back_is_what_was_offered_whatever_fails() -> None:
-    came = failed = 0
+    came = failed = aside = 0
     for seed in range(SEEDS):
         try:
-            loads, failures = history(seed)
+            loads, failures, pages = history(seed)
         except BaseException as error:
             error.add_note(f"history({seed}) does it again")
             raise
-        came, failed = came + loads, failed + failures
+        came, failed, aside = came + loads, failed + failures, aside + pages
     assert came > SEEDS / 2, "little was loaded: this tests little"
     assert failed > SEEDS / 8
+    assert aside > SEEDS / 2
 
 
 def test_a_seed_is_one_history() -> None:
