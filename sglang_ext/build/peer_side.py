@@ -123,10 +123,10 @@ class PeerSide:
     def _open_outgoing(self, device: DeviceMemory) -> OutgoingMemory | None:
         """From where donors' devices store pages; None where there is none, or no room: then all of them go through
         host memory, and the log says why."""
-        if self._accelerator is None or not self._outgoing_bytes:
+        if not self._outgoing_bytes:
             return None
         try:
-            found = OutgoingMemory(device, self._accelerator, self._page_bytes, self._outgoing_bytes)
+            found = OutgoingMemory(device, self._page_bytes, self._outgoing_bytes)
         except (ValueError, ArenaError) as error:
             logger.warning("swift-tiers: device.outgoing: %s: pages go to other GPUs through host memory", error)
             return None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.ops.lab.torture.neighbours.device import Fabric, PlainAccelerator
+from swift_tiers.ops.lab.torture.neighbours.device import Fabric
 from swift_tiers.ops.lab.torture.neighbours.device import ModelDevice as ExportingDevice
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
@@ -44,7 +44,7 @@ class ModelDevice:
         self._draw = draw
         memory = ExportingDevice("own", Fabric())
         self.outgoing = OutgoingMemory(
-            memory, PlainAccelerator(), GEOMETRY.page_bytes, draw.choice((1, 3, 8)) * GEOMETRY.page_bytes, runner
+            memory, GEOMETRY.page_bytes, draw.choice((1, 3, 8)) * GEOMETRY.page_bytes, runner
         )
         self.outgoing.wanted = draw.random() < 0.8
 

@@ -108,7 +108,7 @@ def test_what_is_computed_here_goes_to_a_neighbours_device_and_comes_back(direct
     nbytes, ours = pool.geometry.page_bytes, FakeDeviceMemory("GPU-b")
     landing = Landing(accelerator, nbytes, (PAGES + 1) * 4096)
     pool.landing = landing.memory
-    pool.outgoing = OutgoingMemory(ours, accelerator, nbytes, rows * 4096)
+    pool.outgoing = OutgoingMemory(ours, nbytes, rows * 4096)
     donor = LocalDonor(directory, pages=16, page_bytes=nbytes, planes=2, device=FakeDeviceMemory("GPU-a"))
     tier = PeerTier("b", nbytes, PeerConfig(borrow=True), device=ours, landing=landing, outgoing=pool.outgoing)
     stack = make_stack(host_pages=2 * PAGES, lent=tier, landing=landing, space=namespace(geometry=pool.geometry))

@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -70,6 +71,13 @@ def _seconds(case: Callable[[], object]) -> float:
     started = time.perf_counter()
     case()
     return time.perf_counter() - started
+
+
+def thread_seconds(name: str) -> float:
+    """What the one thread of this process that is called so has had of a core, the kernel's part included."""
+    (found,) = (one for one in threading.enumerate() if one.name == name)
+    assert found.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(found.ident))
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:

@@ -69,7 +69,7 @@ class KnowingBorrower:
         self.known = KnownPages(accelerator.device, page_bytes, seed)
         self._landing = Landing(accelerator, page_bytes, (_DEPTH + 1) * round_up(page_bytes, _ALIGNMENT))
         self._accelerator = accelerator
-        self._outgoing = OutgoingMemory(memory, accelerator, page_bytes, _DEPTH * round_up(page_bytes, _ALIGNMENT))
+        self._outgoing = OutgoingMemory(memory, page_bytes, _DEPTH * round_up(page_bytes, _ALIGNMENT))
         self.tier = PeerTier(
             "proof-borrower",
             page_bytes,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from swift_tiers.radix_tiering.tiers.peer.tier import PeerTier
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write
 
 from ...base.errors import CommandError
-from ...commands.bench.report import Figure, finish, parser, spread
+from ...commands.bench.report import Figure, finish, parser, spread, thread_seconds
 
 #: Bytes of a page, and how many are moved at once.
 SIZES = ((4096, 1024), (2304 * 1024, 64))
@@ -126,18 +125,12 @@ def _timed(work: Callable[[Callable[..., None]], None], pages: int, well: Callab
         if len(answers) == pages:
             over.set()
 
-    before = _cpu_seconds("swift-peer"), _cpu_seconds("swift-arena")
+    before = thread_seconds("swift-peer"), thread_seconds("swift-arena")
     work(done)
     if not over.wait(PATIENCE_SECONDS) or not all(answers):
         raise CommandError(f"{answers.count(True)} of {pages} pages were moved")
-    after = _cpu_seconds("swift-peer"), _cpu_seconds("swift-arena")
+    after = thread_seconds("swift-peer"), thread_seconds("swift-arena")
     return 1e6 * (after[0] - before[0]) / pages, 1e6 * (after[1] - before[1]) / pages
-
-
-def _cpu_seconds(thread: str) -> float:
-    (found,) = (one for one in threading.enumerate() if one.name == thread)
-    assert found.ident is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(found.ident))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from swift_tiers.radix_tiering.tiers.ssd import io_thread
 from swift_tiers.sglang_ext.build.assembly import Rank, open_stack
 
 from ...base.errors import CommandError
-from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
+from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns, thread_seconds
 
 #: Geometries by name: 16 tokens of SmolLM2-135M in 32 bits, and of Qwen3-8B.
 SMALL = "720 KiB"
@@ -121,18 +120,12 @@ def _written(stack: TierStack, number: int) -> BurstCost:
     began = time.thread_time()
     digests_at(stack.host.addresses(put.slots), geometry.page_bytes, stack.tiers["ssd"].checksum_unit)
     checksums = 1e6 * (time.thread_time() - began) / count
-    before = _cpu_seconds("ssd-io")
+    before = thread_seconds("ssd-io")
     stack.intake.commit(put)
     if not stack.wait_written(PATIENCE_SECONDS):
         raise CommandError(f"a burst is not written within {PATIENCE_SECONDS:g} s")
-    total = 1e6 * (_cpu_seconds("ssd-io") - before) / count
+    total = 1e6 * (thread_seconds("ssd-io") - before) / count
     return BurstCost(total, checksums, total - checksums)
-
-
-def _cpu_seconds(thread: str) -> float:
-    (found,) = (one for one in threading.enumerate() if one.name == thread)
-    assert found.ident is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(found.ident))
 
 
 if __name__ == "__main__":

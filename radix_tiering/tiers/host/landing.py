@@ -108,7 +108,11 @@ class Landing:
 
     def digests(self, slots: Sequence[int]) -> list[bytes]:
         """The 128-bit digests (`kernels.page_digest`) of the pages in these slots, computed on the device."""
-        return self.queue.digests(self.memory, np.array(slots, dtype=np.int64), self.page_bytes)
+        return self.digests_in(self.memory, slots)
+
+    def digests_in(self, memory: torch.Tensor, rows: Sequence[int]) -> list[bytes]:
+        """The same of the pages in these rows of other memory of this device, uint8 [rows, stride]."""
+        return self.queue.digests(memory, np.array(rows, dtype=np.int64), self.page_bytes)
 
     @property
     def queue(self) -> CopyQueue:

@@ -253,7 +253,7 @@ class Copier:
         held = [(storing, storing.row) for storing in stored if storing.row is not None]
         try:
             if held and self._outgoing is not None:
-                digests = self._outgoing.digests([row for _, row in held])
+                digests = landing.digests_in(self._outgoing.memory, [row for _, row in held])
                 for (storing, _), digest in zip(held, digests, strict=True):
                     self._book.note(storing.job.place, digest)
             for storing in stored:

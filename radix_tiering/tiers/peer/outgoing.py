@@ -12,8 +12,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...base.page import round_up
 from ...base.runner import THREADS, Runner
 from ...lending.donation.arena import ArenaError
@@ -22,8 +20,6 @@ from ...lending.donation.device_memory import DeviceMemory
 
 if TYPE_CHECKING:
     import torch
-
-    from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 
 logger = logging.getLogger(__name__)
 
@@ -44,25 +40,21 @@ class OutgoingMemory:
     def __init__(
         self,
         device: DeviceMemory,
-        accelerator: Accelerator,
         page_bytes: int,
         size_bytes: int,
         runner: Runner = THREADS,
     ) -> None:
         """As many whole pages as `size_bytes` hold. Raises ValueError if that is none, ArenaError where the device has
         not got the memory or cannot share it."""
-        self.page_bytes = page_bytes
         self._stride = round_up(page_bytes, _ALIGNMENT)
         self.rows = size_bytes // self._stride
         if self.rows < 1:
             raise ValueError(f"{size_bytes} bytes of outgoing memory hold no page of {page_bytes}")
         self.arena = DeviceArena(device, self.rows * self._stride)
-        #: uint8 [rows, stride], on the device. To be touched between `take` and `enter` or `give_back` only.
+        #: uint8 [rows, stride], on the device. A row is to be touched by who has taken or held it only.
         self.memory: torch.Tensor = self.arena.memory.view(self.rows, self._stride)
         #: Whether there is a donor that would read it.
         self.wanted = False
-        self._accelerator = accelerator
-        self._queues = runner.local()
         self._clock = runner.monotonic
         self._lock = runner.lock()
         self._free = list(range(self.rows - 1, -1, -1))
@@ -117,18 +109,6 @@ class OutgoingMemory:
     def place(self, row: int) -> int:
         """Where a row begins, in bytes from the start of the arena."""
         return row * self._stride
-
-    def digests(self, rows: Sequence[int]) -> list[bytes]:
-        """What landing memory says of the pages in these rows, which are held (`kernels.page_digest`)."""
-        return self._queue.digests(self.memory, np.array(rows, dtype=np.int64), self.page_bytes)
-
-    @property
-    def _queue(self) -> CopyQueue:
-        """This thread's own."""
-        if not hasattr(self._queues, "queue"):
-            self._queues.queue = self._accelerator.queue()
-        queue: CopyQueue = self._queues.queue
-        return queue
 
     def close(self) -> None:
         """Nothing is taken any more; the memory goes when no row is being filled or held here, and no donor has it

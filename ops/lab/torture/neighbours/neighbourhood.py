@@ -20,7 +20,7 @@ from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
-from .device import Fabric, ModelDevice, PlainAccelerator, TriedLanding
+from .device import Fabric, ModelDevice, TriedLanding
 from .donor import DonorServer
 from .ranked_donor import RankedDonor
 from .rival import Rival
@@ -95,7 +95,7 @@ class Neighbourhood:
                 self.landing = TriedLanding(page_bytes, devices.choice((1, 4)), runner)
             rows = devices.choice((0, 1, 3, 12))
             if rows:
-                self.outgoing = OutgoingMemory(device, PlainAccelerator(), page_bytes, rows * page_bytes, runner)
+                self.outgoing = OutgoingMemory(device, page_bytes, rows * page_bytes, runner)
         self.tier = PeerTier(
             OWN_NAME,
             page_bytes,

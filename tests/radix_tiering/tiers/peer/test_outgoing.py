@@ -45,9 +45,7 @@ class Rows(RuleBasedStateMachine):
         super().__init__()
         self.runner = SetClock()
         self.device = FakeDeviceMemory("GPU-b")
-        self.outgoing = OutgoingMemory(
-            self.device, DeferredAccelerator(0, locked=True), PAGE, 3 * 4096 + 100, self.runner
-        )
+        self.outgoing = OutgoingMemory(self.device, PAGE, 3 * 4096 + 100, self.runner)
         self.outgoing.wanted = True
         self.filling: list[int] = []
         self.waiting: dict[bytes, tuple[int, float]] = {}
@@ -148,12 +146,12 @@ TestRows.settings = settings(max_examples=examples(100), stateful_step_count=40,
 
 
 def test_there_must_be_room_for_a_page_and_memory_that_can_be_shared() -> None:
-    accelerator, device = DeferredAccelerator(0, locked=True), FakeDeviceMemory("GPU-b")
+    device = FakeDeviceMemory("GPU-b")
     with pytest.raises(ValueError, match="hold no page"):
-        OutgoingMemory(device, accelerator, PAGE, PAGE - 1)
+        OutgoingMemory(device, PAGE, PAGE - 1)
     device.faults["export"] = "cuMemCreate: out of memory; make the KV pool smaller"
     with pytest.raises(ArenaError, match="out of memory"):
-        OutgoingMemory(device, accelerator, PAGE, PAGE)
+        OutgoingMemory(device, PAGE, PAGE)
 
 
 class Devices:
@@ -164,7 +162,7 @@ class Devices:
         self.theirs, self.ours = FakeDeviceMemory("GPU-a", reaches), FakeDeviceMemory("GPU-b")
         self.donor = room.donor(pages=16, planes=2, device=self.theirs, timing=options.pop("timing", None))
         self.landing = Landing(self.accelerator, PAGE, 17 * PAGE)
-        self.outgoing = OutgoingMemory(self.ours, self.accelerator, PAGE, rows * PAGE)
+        self.outgoing = OutgoingMemory(self.ours, PAGE, rows * PAGE)
         self.borrower = room.borrower(device=self.ours, landing=self.landing, outgoing=self.outgoing, **options)
         self.borrower.borrow({"d": self.donor.address}, 16)
         if reaches is None:
@@ -176,6 +174,17 @@ class Devices:
             page = self.borrower.page(seed)
             self.outgoing.memory[row, :PAGE] = torch.from_numpy(page)
             self.outgoing.enter([row], [page_digest(page)])
+
+    def hang(self) -> tuple[threading.Event, threading.Event]:
+        """From now on copies to the donor's device have begun, and go on when the test says so."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def wait(what: str) -> None:
+            begun.set()
+            assert go_on.wait(60)
+
+        self.theirs.on_copy = wait
+        return begun, go_on
 
     def landed(self, place, seed: int) -> bool:
         answer = self.borrower.land(place)
@@ -229,13 +238,7 @@ def test_nothing_is_set_aside_once_the_donor_has_gone(room) -> None:
 def test_a_row_is_held_until_the_donor_has_answered(room) -> None:
     """Whoever computes more meanwhile must not write to it."""
     it = Devices(room, rows=1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(what: str) -> None:
-        begun.set()
-        assert go_on.wait(60)
-
-    it.theirs.on_copy = wait
+    begun, go_on = it.hang()
     it.set_aside(1)
     place = it.borrower.reserve()
     answer = it.borrower.begin_write(place, it.borrower.page(1))
@@ -253,13 +256,7 @@ def test_a_row_is_held_until_the_donor_has_answered(room) -> None:
 
 def test_a_lease_that_ends_in_the_middle_of_a_copy_gives_the_row_back(room) -> None:
     it = Devices(room, timing=Timing(term=300.0, recall_bound=0.05))
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(what: str) -> None:
-        begun.set()
-        assert go_on.wait(60)
-
-    it.theirs.on_copy = wait
+    begun, go_on = it.hang()
     it.set_aside(1)
     answer = it.borrower.begin_write(it.borrower.reserve(), it.borrower.page(1))
     assert begun.wait(60)
@@ -276,10 +273,10 @@ def test_a_device_that_computes_no_digests_has_the_page_come_through_host_memory
     it = Devices(room)
     it.set_aside(1)
 
-    def fail(rows: object) -> None:
+    def fail(memory: object, rows: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    it.outgoing.digests = fail  # type: ignore[method-assign, assignment]
+    it.landing.digests_in = fail  # type: ignore[method-assign, assignment]
     place = it.borrower.write(1)
     assert it.borrower.land(place) is None
     assert it.borrower.read(place, 1) is ReadOutcome.OK
