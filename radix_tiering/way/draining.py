@@ -5,7 +5,7 @@ So a prefix of any length can come through it. A restore whose pages are more th
 the front, and what finds no slot waits for one, instead of coming through host memory. Nothing waits for ever: a
 restore whose device takes its pages waits only while pages of its own are landing, or are about to be copied out of
 there; where there are none, as others keep all of it, its pages come through host memory. Those that the device does
-not take yet leave half of landing memory to the one whose pages it takes.
+not take yet leave half of landing memory to the one whose pages it takes, but for the page that each begins with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..restore.flight import Unit
+from ..restore.flight import Step, Unit
 from ..table.kernels import BATCH
 from ..table.page_table import PageTable
 from ..table.rows import rows_of
@@ -65,8 +65,11 @@ class Draining:
             return most
         free = landing.slots - landing.used_slots
         if not restore.computing:
-            # Those that land stay until SGLang takes them, which may be after it is through with somebody else.
-            return max(0, min(most, free - landing.slots // 2))
+            # Those that land stay until SGLang takes them, which may be after it is through with somebody else. But the
+            # page that it begins with has to come, whoever keeps the others of landing memory, and be it this restore.
+            flight, room = restore.flight, free - landing.slots // 2
+            begins = flight[flight.front] if flight.front < len(flight) else Unit.PRESENT
+            return min(most, max(room, int(begins is Unit.ABSENT)))
         if free <= 0:
             return 0 if self._goes_on(restore) else most
         return min(most, free)
@@ -87,6 +90,13 @@ class Draining:
         if self._landing is not None and self._landing.used_slots:
             units = range(first, first + pages)
             restore.copying.update(unit for unit in units if restore.claimed[unit].landing >= 0)
+
+    def taken(self, restore: Restore, step: Step) -> None:
+        """The device computes pages of it as `step` says, and has those before: what has landed of all these, and is
+        not being copied from there, is not needed."""
+        if self._landing is not None and self._landing.used_slots:
+            first = step.jump if restore.computing else 0
+            self.spare(restore, (unit for unit in range(first, step.end) if unit not in restore.copying))
 
     def copied(self, restore: Restore, first: int, pages: int) -> None:
         """They have been, and nothing reads them any more. Those of a request that goes on from there are let go."""

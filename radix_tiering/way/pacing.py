@@ -80,9 +80,8 @@ class Pacing:
     def _decide(self, restore: Restore) -> Decision:
         flight, prefix = restore.flight, len(restore.prefix_keys)
         front, behind = flight.step(1).jump, restore.behind
-        decision = self._planner.decide(
-            prefix + front, flight.whereabouts(front, HERE), behind, beyond=self._draining.beyond(restore)
-        )
+        beyond = self._draining.beyond(restore) if restore.may_drain else 0
+        decision = self._planner.decide(prefix + front, flight.whereabouts(front, HERE), behind, beyond=beyond)
         decision = self._planner.by_layers(
             decision, prefix + flight.front, flight.whereabouts(flight.front, HERE), behind, restore.no_layers
         )
@@ -120,6 +119,8 @@ class Pacing:
             self.plan(restore)
         decision = restore.decision
         assert decision is not None, "planned for when its chain was complete"
+        if restore.drains and self._begins_draining(restore):
+            return False  # it may begin at once: if it waits longer, that is for its turn, and not for its pages
         if not restore.late and not decision.compute:
             assert restore.asked is not None
             waited = now - restore.asked
@@ -129,7 +130,7 @@ class Pacing:
                 restore.flight.abandon_loading()  # what is under way is waited for no longer, either
                 self._fell_behind(restore, restore.flight.absent, "its deadline passed")
             else:
-                return not (restore.drains and self._begins_draining(restore))
+                return True
             restore.flight.steer(0, self._planner.island(decision))
             self._reads.batch.set_computing(restore, True)
         if self.by_layers(restore):
@@ -152,6 +153,17 @@ class Pacing:
             restore.decision = restore.decision._replace(layer_wise=False, plan=None, why=why)
             restore.no_layers = why
             restore.story.decided(restore.decision, restore.flight.front)
+
+    def not_draining(self, restore: Restore) -> None:
+        """It is decided on anew, as if landing memory held all of it."""
+        if not restore.drains or restore.state is not RestoreState.RUNNING:
+            return
+        restore.may_drain = restore.drains = False
+        self.plan(restore)
+        decision = restore.decision
+        if restore.estimate is not None and restore.asked is not None and decision is not None and decision.plan:
+            # What it has waited until now was not for want of speed.
+            restore.estimate = self._clock() - restore.asked + decision.plan.seconds
 
     def next_step(self, restore: Restore) -> Step:
         free_in = max(0.0, restore.busy_until - self._clock())

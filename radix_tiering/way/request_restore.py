@@ -82,6 +82,7 @@ class Restore:
         "keys",
         "late",
         "leans_on",
+        "may_drain",
         "no_layers",
         "outcome",
         "pages",
@@ -137,6 +138,7 @@ class Restore:
         self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
         self.computing = False  # the device computes what is missing
         self.drains = False  # it is loaded piece by piece, through landing memory that holds less than all of it
+        self.may_drain = True  # every rank may take its pages so, as far as is known
         self.copying: set[int] = set()  # claimed pages that are being copied from landing memory to the device
         self.spared: set[int] = set()  # claimed pages that are pinned for it no longer, as they are not needed any more
         self.busy_until = float("-inf")  # about when the device will have computed what it was given

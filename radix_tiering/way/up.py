@@ -524,8 +524,8 @@ class Restorer:
         """The device copies and computes as `step` says; see `Flight.take`."""
         with self._table.lock:
             restore.flight.take(step)
+            self._draining.taken(restore, step)
             restore.computing = True
-            self._draining.spare(restore, range(step.jump, step.end))  # though they have come, they are computed
             self._pacing.goes_on(restore)
             self._pacing.launched(restore, step)
             restore.story.computed(step.jump, step.end)
@@ -541,6 +541,12 @@ class Restorer:
             if restore.state is RestoreState.RUNNING:
                 self._end(restore, "split")
                 restore.settle(len(restore.claimed))
+
+    def refuse_draining(self, restore: Restore) -> None:
+        """Its pages are not taken as they land, whatever was decided: it waits for them, or computes some."""
+        with self._table.lock:
+            self._pacing.not_draining(restore)
+            self._reads.pump()
 
     # ---- it computes layer by layer ----
 

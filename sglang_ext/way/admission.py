@@ -54,17 +54,28 @@ class Admission:
         return True
 
     def _agree(self, requests: Sequence[TieredRequest], mine: Sequence[Readiness]) -> list[Readiness]:
-        """The least of what the ranks say of each; every rank takes part with the same requests."""
+        """The least of what the ranks say of each; every rank takes part with the same requests.
+
+        A request is taken as its pages land where every rank that has not got them all wants that. Where some want it,
+        and others do not, it goes on waiting: those that wanted it load its pages in another way from now on.
+        """
         facts = []
         for request, readiness in zip(requests, mine, strict=True):
             if readiness is Readiness.WAIT:
-                facts.append([readiness, 0, 0, 0])
+                facts.append([readiness, 0, 0, 0, 0])
                 continue
-            facts.append([readiness, request.known_pages, request.wants_layers(), request.wants_draining])
+            wants = request.wants_draining
+            may = wants or readiness is Readiness.READY
+            facts.append([readiness, request.known_pages, request.wants_layers(), may, not wants])
         agreed = []
-        for request, (ready, pages, by_layers, drains) in zip(requests, least(facts, self._all_reduce), strict=True):
-            agreed.append(Readiness(ready))
-            request.agreed = agreed[-1] is Readiness.READY
-            request.computes = agreed[-1] is Readiness.COMPUTE
+        for request, said in zip(requests, least(facts, self._all_reduce), strict=True):
+            ready, pages, by_layers, drains, nobody_wants = said
+            readiness = Readiness(ready)
+            if readiness is Readiness.COMPUTE and not (drains or nobody_wants):
+                request.refuse_draining()
+                readiness = Readiness.WAIT
+            agreed.append(readiness)
+            request.agreed = readiness is Readiness.READY
+            request.computes = readiness is Readiness.COMPUTE
             request.pages, request.by_layers, request.drains = pages, bool(by_layers), bool(drains)
         return agreed

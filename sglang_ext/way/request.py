@@ -155,6 +155,10 @@ class TieredRequest:
         """Whether its pages are to be taken as they land, since landing memory does not hold them all."""
         return self.restore is not None and self.restore.drains
 
+    def refuse_draining(self) -> None:
+        """They are loaded in another way: another rank does not take them so."""
+        self._try(lambda restore: self.stack.restorer.refuse_draining(restore))
+
     # ---- its pages ----
 
     def promised(self, hashes: Sequence[str]) -> int:

@@ -87,7 +87,7 @@ def test_a_chain_of_many_times_its_slots_comes_through_landing_memory(seed: int,
 
 DEFECTS = [
     (Draining, "copied", "restore.flight[unit] is Unit.DONE", "False"),
-    (Restorer, "take", "self._draining.spare(restore, range(step.jump, step.end))", "pass"),
+    (Restorer, "take", "self._draining.taken(restore, step)", "pass"),
     (Draining, "room", "return 0 if self._goes_on(restore) else most", "return most"),
 ]
 
@@ -117,6 +117,57 @@ def test_what_is_needed_whole_comes_through_host_memory_as_ever() -> None:
         assert restore.pages == PAGES
         assert (restore.slots >= bench.stack.host.slots).sum() == SLOTS
         bench.stack.restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+def test_it_waits_for_its_turn_and_is_not_late() -> None:
+    """Its first pages have landed, and no more have room until it begins: that is for want of a turn, not of speed."""
+
+    def test(bench: Bench) -> None:
+        restorer = bench.stack.restorer
+        restore = bench.stack.restore(KEYS, can_compute=True)
+        while restorer.poll(restore) is Readiness.WAIT:
+            bench.runner.sleep(1e-3)
+        bench.runner.sleep(100.0)
+        assert restorer.poll(restore) is Readiness.COMPUTE
+        assert restore.drains
+        assert not restore.late
+        assert bench.stack.snapshot().restores.restores_late == 0
+        restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+def test_it_is_loaded_in_another_way_where_other_ranks_do_not_take_it_so() -> None:
+    def test(bench: Bench) -> None:
+        restorer = bench.stack.restorer
+        restore = bench.stack.restore(KEYS, can_compute=True)
+        while restorer.poll(restore) is Readiness.WAIT:
+            bench.runner.sleep(1e-3)
+        bench.runner.sleep(1.0)  # longer than it was to take
+        restorer.refuse_draining(restore)
+        assert not restore.drains
+        settle(bench.stack, restore)
+        assert restore.pages == PAGES
+        assert not restore.late
+        assert bench.stack.host.used_slots >= PAGES - SLOTS, "it came through host memory"
+        restorer.release(restore)
+
+    in_virtual_time(0, test)
+
+
+def test_the_first_page_comes_whoever_keeps_landing_memory() -> None:
+    """Pages of its own may: another restore has brought them up."""
+
+    def test(bench: Bench) -> None:
+        bench.stack.restorer.release(settle(bench.stack, bench.stack.restore(KEYS[:4], can_compute=True)))
+        kept = bench.stack.restore(KEYS[-SLOTS:], KEYS[:-SLOTS], can_compute=True)
+        settle(bench.stack, kept)
+        assert bench.peer.used_slots == SLOTS
+        assert bench.device.serve(KEYS) is How.WHOLE
+        assert bench.stack.snapshot().restores.restores_late == 0
+        bench.stack.restorer.release(kept)
 
     in_virtual_time(0, test)
 

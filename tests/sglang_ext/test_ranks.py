@@ -23,12 +23,20 @@ PAGES, PAGE = 4, 16
 class Rank:
     """One rank's wrapper over a linker that answers what is set here, or raises."""
 
-    def __init__(self, readiness: Readiness, *, by_layers: bool = False, claim: bool = True, broken: str = "") -> None:
+    def __init__(
+        self,
+        readiness: Readiness,
+        *,
+        by_layers: bool = False,
+        drains: bool = False,
+        claim: bool = True,
+        broken: str = "",
+    ) -> None:
         self.collectives: list[tuple[str, int]] = []
         self.others: list[list[int]] = []  # what the other rank says, for each collective
         self.broken = broken
         self.req = SimpleNamespace(rid="r", prefix_len=0, cache_request_handle=object())
-        restore: Any = SimpleNamespace(flight=[None] * PAGES, drains=False)
+        restore: Any = SimpleNamespace(flight=[None] * PAGES, drains=drains)
         self.linker: Any = SimpleNamespace(
             requests={},
             stack=SimpleNamespace(
@@ -42,6 +50,7 @@ class Rank:
                     take=lambda restore, step: self._answer("take", None),
                     wants_layers=lambda restore: by_layers,
                     take_layers=lambda restore, front, end: self._answer("take_layers", None),
+                    refuse_draining=lambda restore: setattr(restore, "drains", False),
                     refuse_layers=lambda restore, why: self._answer("refuse_layers", None),
                 ),
             ),
@@ -80,11 +89,30 @@ def test_one_that_has_lost_its_claim_takes_the_others_course() -> None:
     """What is agreed on decides, not what a rank has by itself."""
     ranks = [Rank(Readiness.COMPUTE), Rank(Readiness.READY, claim=False)]
     # settled, readiness and pages, as the other rank says them
-    ranks[0].others = [[2, 0, 0, 0], [2, 0, 0, 0]]
-    ranks[1].others = [[0, 0, 0, 0], [1, PAGES, 0, 0]]
+    ranks[0].others = [[2, 0, 0, 1, 1], [2, 0, 0, 1, 1]]
+    ranks[1].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 0, 1]]
     courses = [rank.admit() for rank in ranks]
     assert [(course.pages, course.computes, course.by_layers) for course in courses] == [(0, True, False)] * 2
     assert ranks[0].collectives == ranks[1].collectives
+
+
+def test_one_that_has_all_its_pages_lets_another_take_them_as_they_land() -> None:
+    ranks = [Rank(Readiness.COMPUTE, drains=True), Rank(Readiness.READY)]
+    ranks[0].others = [[2, PAGES, 0, 1, 1]] * 2
+    ranks[1].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 1, 0]]
+    courses = [rank.admit() for rank in ranks]
+    assert [(course.computes, course.drains) for course in courses] == [(True, True)] * 2
+
+
+def test_where_ranks_do_not_load_alike_none_takes_pages_as_they_land() -> None:
+    """Who would, and is not followed by the others, would wait for good for what it never takes."""
+    ranks = [Rank(Readiness.COMPUTE, drains=True), Rank(Readiness.COMPUTE)]
+    ranks[0].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 0, 1]]
+    ranks[1].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 1, 0]]
+    assert [rank.admit() for rank in ranks] == [None, None]
+    assert not ranks[0].request.wants_draining
+    courses = [rank.admit() for rank in ranks]
+    assert [(course.computes, course.drains) for course in courses] == [(True, False)] * 2
 
 
 @pytest.mark.parametrize("broken", ["", "step", "take"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swift_tiers.radix_tiering.way.draining import Draining
 from swift_tiers.sglang_ext.way.admission import Admission
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.loads import WatchedLoadCounter
@@ -13,6 +14,10 @@ ON_RANKS = [
     Defect("two requests of one id are one", SwiftLinkerWrapper, "of", " and request.req is req", "", seed=40),
     Defect("who has lost its restore does not ask the others", Admission, "begin_round", "and not one.agreed]",
            "and not one.agreed and one.restore is not None]"),
+    Defect("ranks that do not load alike go on", Admission, "_agree",
+           "may = wants or readiness is Readiness.READY", "may, wants = wants, False"),
+    Defect("landing memory that is full keeps a request from its first page", Draining, "room",
+           "max(room, int(begins is Unit.ABSENT))", "max(room, 0)", seed=60),
     Defect("who failed at a step does not ask the others", SwiftLinkerWrapper, "agree",
            "((jump, end),) = least([request.next_step(front)], self.cache._all_reduce_attn_groups)",
            "jump, end = request.next_step(front)"),

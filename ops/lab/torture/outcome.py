@@ -55,7 +55,7 @@ RANK_HAPPENINGS = (
     *RANK_TROUBLE,
     *(f"stumble: {name}" for name in STUMBLES),
     *("answers", "answers refused", "retracted", "tokens computed", "tokens compared"),
-    *("pages loaded", "pages from ssd", "pages from lent memory", "restores split"),
+    *("pages loaded", "pages from ssd", "pages from lent memory", "pages landed", "loaded ahead", "restores split"),
 )
 
 

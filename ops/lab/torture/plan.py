@@ -131,6 +131,16 @@ def ranks_borrow(plan: Plan) -> bool:
     return plan.draw("lent to ranks").random() < 0.4
 
 
+def ranks_land(plan: Plan) -> bool:
+    """Whether some of a server's ranks have landing memory, and host memory has little room."""
+    return ranks_borrow(plan) and plan.draw("landing on ranks").random() < 0.5
+
+
+def landing_slots(plan: Plan, rank: int) -> int:
+    """How many pages a rank's landing memory holds; 0: it has none."""
+    return plan.draw(f"landing of rank {rank}").choice((0, 1, 2, 3)) if ranks_land(plan) else 0
+
+
 def _server(plan: Plan, draw: random.Random) -> list[Job]:
     jobs = [Job("server", 0, _actions(SERVER, 2 * plan.steps, draw, 0.5, 3, 0.05))]
     if draw.random() < 0.7:

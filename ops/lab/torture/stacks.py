@@ -84,7 +84,7 @@ def new_stack(
     settings = parse_config(config)
     if isinstance(lent, ModelPeer):
         lent.limit = settings.peer.borrow_limit
-        landing = lent if landing is None else landing
+        landing = lent if landing is None and lent.slots else landing
     if direct is not None and ssd is not None:
         ssd.land_by(direct)
     return TierStack(

@@ -31,9 +31,8 @@ class KnownCosts:
     compute = compute_at_worst = ComputeCost(fixed_seconds=1e-3, token_seconds=1e-2, pair_seconds=0.0)
     together = 1.0
 
-    def __init__(self, seconds_each: float = 1e-3) -> None:
-        """`seconds_each`: what a page takes from lent memory."""
-        page = GEOMETRY.page_bytes
+    def __init__(self, seconds_each: float = 1e-3, page: int = GEOMETRY.page_bytes) -> None:
+        """`seconds_each`: what a page takes from lent memory; `page`: its bytes."""
         self.sources = {
             "host": SourceCost(latency_seconds=0.0, bytes_per_second=page / 1e-2),
             "peer": SourceCost(latency_seconds=0.0, bytes_per_second=page / seconds_each),

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.table.rules import check_rules
@@ -24,9 +25,10 @@ from swift_tiers.sglang_ext.way.linker import SwiftLinker
 
 from ..devices import PowerArray
 from ..model_peer import ModelPeer
-from ..plan import REFUSING, STUMBLES, Job, Plan, WorldAction, ranks_borrow
+from ..plan import REFUSING, STUMBLES, Job, Plan, WorldAction, landing_slots, ranks_borrow, ranks_land
 from ..stacks import check, memory_ssd, new_stack
 from ..state import WorldState
+from ..taking import KnownCosts
 from ..trouble import Lenders, Troublemaker
 from .forward import NumberedForward, answer
 from .lockstep import Lockstep
@@ -81,6 +83,7 @@ class RankWorld:
         self._asked: list[tuple[Any, list[int], int]] = []  # SGLang's request, its prompt, tokens to be answered with
         self._aborted: set[int] = set()  # requests that were, by their number
         self._rounds = 0
+        self._ahead = 0  # times that pages were taken as they landed
         self._armed: dict[str, ExitStack] = {}  # what stumbles when it is called next
 
     def run(self) -> None:
@@ -129,19 +132,29 @@ class RankWorld:
         state.array = PowerArray(runner, images, state.happened, seconds=draw.choice((1e-5, 1e-3, 3e-3, 1e-2)))
         policy = {"write": alike.choice(("through", "back")), "restore_deadline": "20s", "flush_cache": "host"}
         restore = {"strategy": alike.choice(("load", "token-wise", "token-wise", "auto")), "chunk": 8}
-        host_pages = alike.randint(8, 20)
+        host_pages, landing = alike.randint(8, 20), landing_slots(plan, self.number)
+        if ranks_land(plan):
+            # What lies in lent memory alone lands; ranks without landing memory have it in host memory.
+            restore["strategy"] = alike.choice(("load", "auto"))
+            host_pages = alike.randint(3, 8) if landing else 2 * host_pages
         ssd, geometry = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1))), old.pool.geometry
         if ranks_borrow(plan):
-            state.peer = ModelPeer(geometry.page_bytes, ssd.fingerprint, runner=runner)
+            state.peer = ModelPeer(geometry.page_bytes, ssd.fingerprint, landing_slots=landing, runner=runner)
+            if landing:
+                _copy_from_landing(old.pool, state.peer)
         state.stack = new_stack(
             host_pages, ssd, old.stack.namespace, lent=state.peer, runner=runner, policy=policy, restore=restore,
             host={"verify": plan.verify},
         )  # fmt: skip
+        if ranks_land(plan) and state.peer is not None:
+            state.stack.planner.costs = KnownCosts(draw.choice((1e-4, 1e-3, 1e-2)), geometry.page_bytes)
+            state.peer.lend(64)
         state.linker = SwiftLinker.over(old.pool, state.stack)
         cache = self._s.cache
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
         cache.linker = SwiftLinkerWrapper(cache, state.linker)
         cache.linker.computes = True
+        cache.linker.jump_ahead = self._jump_ahead
         model_runner = scheduler.tp_worker.model_runner
         layer_wise = LayerWise(scheduler, model_runner, state.linker)
         layer_wise.why_not = lambda req: "no layers are computed here"  # type: ignore[method-assign]
@@ -153,6 +166,11 @@ class RankWorld:
             waits(state.linker.layer_done_counter)
         self.forward = NumberedForward(scheduler, runner.sleep, damage_comes=_damage_may_refuse(plan))
         scheduler.tp_worker.forward_batch_generation = self.forward
+
+    def _jump_ahead(self, *given: Any) -> bool:
+        ahead: bool = SwiftLinkerWrapper.jump_ahead(self._s.cache.linker, *given)
+        self._ahead += ahead
+        return ahead
 
     def _round(self) -> Any:
         """One step of the scheduler; SGLang's batch, or None."""
@@ -316,6 +334,8 @@ class RankWorld:
         happened["pages from ssd"] += snapshot.tiers["ssd"].hits
         if self.state.peer is not None:
             happened["pages from lent memory"] += snapshot.tiers["peer"].hits
+            happened["pages landed"] += self.state.peer.landings
+            happened["loaded ahead"] += self._ahead
         happened["restores split"] += snapshot.restores.restores_split
         happened["restores expired"] += snapshot.restores.restores_expired
 
@@ -341,6 +361,20 @@ class RankWorld:
                 happened["answers refused"] += 1
             happened["answers"] += 1
             happened["retracted"] += bool(req.retraction_count)
+
+
+def _copy_from_landing(pool: Any, peer: ModelPeer) -> None:
+    """Have the pool, which is in host memory, copy from modelled landing memory, too."""
+    pool.landing, original = torch.from_numpy(peer.landed), pool._copy_in
+
+    def copy_in(pages: Any, slab: np.ndarray, slots: np.ndarray, layer_done: Any, after: Any) -> None:
+        rows = np.zeros((len(slots), slab.shape[1]), np.uint8)
+        for row, slot in zip(rows, slots.tolist(), strict=True):
+            from_here = slab[slot] if slot < len(slab) else peer.landed[slot - len(slab)]
+            row[: len(from_here)] = from_here
+        original(pages, rows, np.arange(len(slots)), layer_done, after)
+
+    pool._copy_in = copy_in
 
 
 def _damage_may_refuse(plan: Plan) -> bool:
