@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
-from ..pools.device_pool import DevicePool
+from ..pools.device_pool import DevicePool, wait_for
 from ..tell.on_the_way import OnTheWay
 from .request import TieredRequest
 
@@ -200,7 +200,6 @@ class Loader:
         if any(load.restore is None for load in loads):
             raise RuntimeError("one of its requests could not be queued")
         self._pool.adopt_thread()
-        started = self._runner.monotonic()
 
         def layer_done(layer: int, mark: QueueMark | None) -> None:
             self.counter.complete(index, layer, mark)
@@ -212,6 +211,8 @@ class Loader:
             for load in loads
             if load.restore is not None
         ]
+        wait_for(ready)  # a forward that is under way: no part of what copying takes, by which is planned
+        started = self._runner.monotonic()
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = self._runner.monotonic() - started
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)

@@ -325,6 +325,11 @@ class ArenaServer:
             self._copy_under_way = True
         try:
             self._copy(guest, runs)
+        except ArenaError as error:
+            if not runs[0][0].outgoing:
+                raise
+            self._pull_no_more(guest, str(error))
+            return []
         finally:
             with self._copying:
                 self._copy_under_way = False
@@ -332,6 +337,18 @@ class ArenaServer:
                 self._copying.notify_all()
         self.counters["stored"] += len(runs)
         return [store for store, _ in runs]
+
+    def _pull_no_more(self, guest: Guest, reason: str) -> None:
+        """Its outgoing memory is mapped and cannot be copied from: what it has stored goes through host memory again.
+        Ending the connection would end its leases, and the next one would go wrong in the same way."""
+        self.counters["faults"] += 1
+        logger.warning(
+            "swift-tiers: pages cannot be copied from a borrower's device, and come through host: %s", reason
+        )
+        assert guest.outgoing is not None
+        guest.outgoing.close()
+        guest.outgoing = None
+        guest.say(encode(OfferAnswered(reason[:1024] or "it cannot be copied from")))
 
     def _run_of(self, guest: Guest, store: Store) -> CutRun | None:
         """Where a page is to be copied; None where it may not be."""

@@ -57,8 +57,8 @@ class DeviceArena:
         """Give up the descriptor and unmap the memory, which nothing here may be using any more. It goes with the last
         mapping of it. Idempotent. Raises ArenaError where the driver refuses."""
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1  # somebody may be about to send it, and a closed one may be another file's soon
+            os.close(fd)
         if not self._released:
             self._released = True
             self._device.release(self.memory)

@@ -62,8 +62,22 @@ class OutgoingMemory:
         self._closed = False
 
     @property
+    def open_rows(self) -> int:
+        """Rows that there are; 0 once it is closed."""
+        return 0 if self._closed else self.rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the rows that there are."""
+        return self.open_rows * self._stride
+
+    @property
     def used_rows(self) -> int:
-        return self.rows - len(self._free)
+        """Rows that are being filled or held, or whose page waits and does not make room for another yet."""
+        with self._lock:
+            late = self._clock() - LINGER_SECONDS
+            lingering = sum(since <= late for _, since in self._waiting.values())
+            return self.rows - len(self._free) - lingering
 
     # ---- whoever copies pages out of the pool ----
 

@@ -264,7 +264,7 @@ class PeerTier(LentMemory):
             capacity_bytes=total.slots * page,
             used_bytes=total.used * page,
             staging_bytes=worker.staging.arena.size,
-            outgoing_bytes=self._outgoing.arena.size if self._outgoing is not None else 0,
+            outgoing_bytes=self._outgoing.size_bytes if self._outgoing is not None else 0,
             reads=dict(worker.copier.reads),
             writes=dict(worker.copier.writes),
             faults=worker.copier.faults,
@@ -273,7 +273,7 @@ class PeerTier(LentMemory):
 
     def details(self) -> dict[str, Any]:
         rows = self._outgoing
-        return {"outgoing_pages": rows.rows, "outgoing_used_pages": rows.used_rows} if rows is not None else {}
+        return {"outgoing_pages": rows.open_rows, "outgoing_used_pages": rows.used_rows} if rows is not None else {}
 
     def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         """Answer everything, return all leases, end. Waits for the donors, a few recall bounds at most. Idempotent.

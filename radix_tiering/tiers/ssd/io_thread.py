@@ -94,7 +94,9 @@ class IoThread:
         self.patience = Patience(stall_seconds, runner, self.complete, self._serve)
         self.answers: AbstractContextManager[object] = nullcontext()  # see `Tier.answers`
         self.pending = 0  # transfers accepted and not yet called back
-        self.reading = 0  # reads accepted and not yet finished
+        self._reading: set[Transfer] = (
+            set()
+        )  # reads accepted and not yet finished, but those that only a dead device has
         self.callback_errors = 0
         self.outcomes = dict.fromkeys(ReadOutcome, 0)  # of the reads called back
         self._pool = VerifyPool(verifiers, self._verify, self._notify, runner) if verifiers else None
@@ -161,7 +163,7 @@ class IoThread:
     def enqueue(self, transfers: Sequence[Transfer]) -> None:
         """Accept transfers whose places are held already."""
         self.pending += len(transfers)
-        self.reading += sum(not transfer.writing for transfer in transfers)
+        self._reading.update(transfer for transfer in transfers if not transfer.writing)
         self._arrived += transfers
         self._wake.notify_all()
 
@@ -226,7 +228,7 @@ class IoThread:
         """-> finished: its callback follows. Its places are free for others, those of units under way once these are
         back."""
         transfer.finished = True
-        self.reading -= not transfer.writing
+        self._reading.discard(transfer)
         if self.units.flying(transfer):
             away = self.units.places_away(transfer)
             back = [place for number, place in enumerate(transfer.placement) if number not in away]
@@ -352,7 +354,7 @@ class IoThread:
         """The next writes to begin, if not too many are under way; few per round where somebody reads: hashing delays
         reads. Lock held."""
         admitted: list[PageWrite] = []
-        hashed, most = 0, HASHED_TOGETHER if self.reading else HASHED_ALONE
+        hashed, most = 0, HASHED_TOGETHER if self._reading else HASHED_ALONE
         while self._write_queue:
             if self._writes_active >= self._max_writes and self._units_active >= self._max_units:
                 break
@@ -366,6 +368,11 @@ class IoThread:
         self._writes_active += 1
         self._units_active += len(write.placement)
         return write
+
+    @property
+    def reading(self) -> int:
+        """Reads that are not finished, and may be. Lock held."""
+        return len(self._reading)
 
     @property
     def writing(self) -> tuple[int, int]:
@@ -496,7 +503,9 @@ class IoThread:
             self._allocator.shut(device)
             self._outbox.append(DeviceOut(device, reason))
             hit = self.units.forget_queues(device)
-            hit += [transfer for transfer in self.units.pages_on(device) if transfer.writing]
+            under_way = self.units.pages_on(device)
+            self._reading.difference_update(under_way)
+            hit += [transfer for transfer in under_way if transfer.writing]
             for transfer in hit:
                 if transfer.finished:
                     continue

@@ -375,16 +375,19 @@ def test_outgoing_memory_is_unmapped_with_the_connection(donor: Donor, opened: l
     assert not caller.client.pulls
 
 
-def test_a_pull_that_fails_ends_the_connection_and_no_more(donor: Donor, opened: list[Any]) -> None:
+def test_after_a_pull_that_fails_pages_go_through_the_host(donor: Donor, opened: list[Any]) -> None:
+    """The leases stay: who ended them would meet the same failure with the next ones, again and again."""
     caller = offering(donor, opened)
-    donor.device.faults["pull"] = "cuMemcpyDtoDAsync: the bus is down"
-    caller.client.store([Store(1, 1, 0, 0, outgoing=True)])
-    wait_for(lambda: caller.handle() and caller.client.ended)
-    assert not caller.answers
-    assert not caller.client.pulls
+    donor.device.faults["pull"] = "cuMemcpyDtoDAsync: not permitted"
+    assert caller.pull(0, 1) == [False] * 2
+    wait_for(lambda: caller.handle() and not caller.client.pulls, "the refusal")
+    assert not caller.client.ended
+    assert donor.device.mapped == 1, "the donor keeps what it cannot copy from"
     donor.server.wait_for_copy()
+    assert caller.store(1) == [True]
+    assert caller.pull(0) == [False]
     donor.device.faults.clear()
-    assert offering(donor, opened).pull(0) == [True]
+    assert offering(donor, opened).pull(0) == [True], "one that comes later tries it anew"
 
 
 DONOR = textwrap.dedent(

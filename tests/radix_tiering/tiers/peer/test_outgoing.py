@@ -127,7 +127,10 @@ class Rows(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_what_it_was(self) -> None:
-        assert self.outgoing.used_rows == self.outgoing.rows - len(self.free)
+        late = self.runner.clock() - LINGER_SECONDS
+        makes_room = sum(since <= late for _, since in self.waiting.values())
+        assert self.outgoing.used_rows == self.outgoing.rows - len(self.free) - makes_room
+        assert self.outgoing.open_rows == (0 if self.closed else self.outgoing.rows)
         in_use = bool(self.filling or self.held)
         assert bool(self.device.mapped) == (not self.closed or in_use), "unmapped too early, or never"
         for row, digest in self.held.items():
