@@ -231,7 +231,7 @@ def _check(view: Any) -> None:
         raise ConfigError(
             f"--page-size: {page_size} does not divide --chunked-prefill-size {chunk}; use {chunk} // n for some n"
         )
-    check_machine(config, ranks=view.tp_size * view.dp_size)
+    check_machine(config, ranks=-(-view.tp_size * view.dp_size // view.nnodes))
     check_donor(config, memory_saver=view.enable_memory_saver)
     if config.bus.enabled:
         from swift_tiers.radix_tiering.bus.redis.connection import check

@@ -31,7 +31,7 @@ class HostConfig(Section, frozen=True):
 
     size: Annotated[
         Size | None,
-        Meta(description="Memory of the host tier, for all ranks of this server together; unset: 40 % of what is free"),
+        Meta(description="Memory of the host tier on each machine, for all ranks there; unset: 40 % of what is free"),
     ] = None
     verify: Annotated[
         bool | Literal["auto", "beside"],
@@ -70,11 +70,15 @@ class SsdConfig(Section, frozen=True):
         tuple[str, ...], Meta(description="Directories, one on each SSD, that hold a device file each")
     ] = ()
     devices: Annotated[
-        tuple[str, ...], Meta(description="Whole block devices or partitions; their content is overwritten")
+        tuple[str, ...],
+        Meta(description="Whole block devices or partitions, for a server of one rank; their content is overwritten"),
     ] = ()
     size_per_device: Annotated[
         Size | None,
-        Meta(description="Size of one new device file; unset: half of the file system's free space, at most 256GiB"),
+        Meta(
+            description="Size of one new device file, of which every rank has one in every directory; unset: half of "
+            "what is free on its file system, by the number of files that are to be made there, at most 256GiB each"
+        ),
     ] = None
     stripe_unit: Annotated[
         Size, Meta(description="Bytes that one device serves for one page at a time, a multiple of 4KiB")
@@ -266,7 +270,7 @@ class PeerConfig(Section, frozen=True):
         str | None,
         Meta(
             description="Where donors have their sockets, a directory of this user alone; "
-            "unset: as bus.directory when that is unset"
+            "unset: where the embedded Redis has its socket, see bus.directory"
         ),
     ] = None
 

@@ -37,6 +37,7 @@ class RequestFigures(Figures, Generic[Gap]):
     peer_tokens: int | Gap = fact("of the prompt: loaded from memory of other servers")
     host_tokens: int | Gap = fact("of the prompt: loaded from host memory")
     ssd_tokens: int | Gap = fact("of the prompt: loaded from ssd")
+    remote_tokens: int | Gap = fact("of the prompt: loaded from a remote store")
     recomputed_tokens: int | Gap = fact("of the prompt: computed")
     restore: str = text("`none`, `waiting`, `completed`, `split`, `cut short`, `expired` or `cancelled`")
     restore_seconds: float | Gap = fact("waited for pages from below the device")

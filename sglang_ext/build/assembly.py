@@ -65,6 +65,10 @@ class Rank(NamedTuple):
         """Distinguishes the device files of one server's ranks."""
         return f"dp{self.data}-tp{self.tensor}"
 
+    def here(self, machines: int) -> int:
+        """Ranks of its server on each of so many machines."""
+        return -(-self.total // machines)
+
     @property
     def identity(self) -> str:
         """The part of the model that this rank computes. Data-parallel ranks compute the same."""
@@ -162,7 +166,7 @@ def open_stack(
     `kvikio`: from the devices too. `scope`: see `shared_scope`. `machines`: over which the ranks are spread.
     `copies_beside`: see `HostConfig.verifies`."""
     geometry = namespace.geometry
-    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
+    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.here(machines)
     if size < geometry.stride_bytes:
         raise ConfigError(
             f"host.size: {format_size(size)} for each rank holds no page of {format_size(geometry.stride_bytes)}; "
@@ -172,7 +176,7 @@ def open_stack(
     if size > free:
         raise ConfigError(f"host.size: {format_size(size)} is more than the {format_size(free)} that are free")
     host = HostTier(geometry, size, allocate=host_memory)
-    ssd = open_ssd(config.ssd, rank)
+    ssd = open_ssd(config.ssd, rank, machines)
     logger.info(
         "swift-tiers: host tier of %s (%d pages of %s%s)%s, namespace %s",
         format_size(host.capacity_bytes),
@@ -195,7 +199,7 @@ def open_stack(
         writes=rank.shares(geometry),
         fingerprint=fingerprint,
         events=events,
-        ranks=-(-rank.total // machines),
+        ranks=rank.here(machines),
     )
     tiers = [tier for tier in (peer, ssd, remote) if tier is not None]  # in the order in which they are read
     return TierStack(
@@ -259,11 +263,12 @@ def container_room() -> float:
     return float("inf")
 
 
-def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
-    """The SSD tier of one rank, its device files made if need be; None if no directory or device is named."""
+def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None:
+    """The SSD tier of one rank of a server on so many machines, its device files made if need be; None if no directory
+    or device is named."""
     if not config.directories and not config.devices:
         return None
-    files = DeviceFiles(rank.name, rank.total, config)
+    files = DeviceFiles(rank.name, rank.here(machines), config)
     paths = files.paths()
     files.make_missing()
     array: Any = open_array(paths, engine=config.engine)
@@ -294,7 +299,8 @@ def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:
 
 
 def check_machine(config: TiersConfig, ranks: int) -> None:
-    """Everything about a configuration that can be found out before a model is loaded. Raises ConfigError.
+    """Everything about a configuration that can be found out before a model is loaded. `ranks`: on this machine. Raises
+    ConfigError.
 
     Leaves nothing behind: device files are opened only if they exist, and closed again.
     """

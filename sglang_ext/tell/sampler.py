@@ -8,7 +8,7 @@ is in `seconds`.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -34,8 +34,6 @@ from .tree_shape import TreeSummer
 MOST_REQUESTS = 512
 #: Ended requests that are kept until they are asked for.
 MOST_ENDED = 1024
-#: The tiers that pages of a prompt are loaded from.
-BELOW = ("peer", "host", "ssd")
 
 
 class Captured(NamedTuple):
@@ -181,8 +179,10 @@ class Sampler:
         prompt = len(req.origin_input_ids)
         admitted = stats.forward_entry_time > 0
         cached = min(req.cached_tokens, prompt) if admitted else 0
-        peer, host, ssd = (facts.pages(tier) * self._page_size if admitted else 0 for tier in BELOW)
-        device = max(0, cached - peer - host - ssd)
+        loaded = Counter[str]()
+        for tier, pages in facts.runs if admitted else ():
+            loaded[tier] += pages * self._page_size
+        device = max(0, cached - loaded.total())
         outcome, waited = facts.restore(time.monotonic())
         return RequestSample(
             rid=shown_rid(req.rid),
@@ -191,9 +191,10 @@ class Sampler:
             prompt_tokens=prompt,
             output_tokens=len(req.output_ids),
             device_tokens=device,
-            peer_tokens=peer,
-            host_tokens=host,
-            ssd_tokens=ssd,
+            peer_tokens=loaded["peer"],
+            host_tokens=loaded["host"],
+            ssd_tokens=loaded["ssd"],
+            remote_tokens=loaded["remote"],
             recomputed_tokens=prompt - cached if admitted else 0,
             restore=outcome,
             restore_seconds=waited,
@@ -220,7 +221,7 @@ class Sampler:
             return
         facts.counted = True
         prompt = len(req.origin_input_ids)
-        loaded = sum(facts.pages(tier) for tier in BELOW) * self._page_size
+        loaded = sum(pages for _, pages in facts.runs) * self._page_size
         reused = max(0, min(req.cached_tokens, prompt) - loaded)
         self._prompt_tokens += prompt
         self._reused_tokens += reused

@@ -364,7 +364,7 @@ def test_without_mooncake_the_demo_of_a_store_says_what_to_install(
     """Before it starts anything, or asks for a model."""
     for source, remedy in (
         ("raise ImportError('libibverbs.so.1: cannot open shared object file')", "apt install libibverbs1"),
-        ("raise ImportError('no store')", "pip install 'swift-tiers[remote]'"),
+        ("raise ImportError('no store')", "pip install '.[remote]' from a checkout"),
     ):
         (tmp_path / "mooncake.py").write_text(source)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))

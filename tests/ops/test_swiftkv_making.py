@@ -313,7 +313,7 @@ def test_distilling_on_real_text_closes_part_of_the_gap(capsys, tmp_path, lesson
         (["distill", "{base}", "--out", "{new}"], "is no SwiftKV model; make one by"),
         (["distill", "{made}", "--out", "{new}", "--epochs", "0"], "--epochs: 0.0 is no number above 0"),
         (["eval", "{base}"], "is no SwiftKV model; make one by"),
-        (["eval", "{made}", "--lm-eval", "arc_easy"], "lm-eval is not here; pip install swift-tiers[lm-eval]"),
+        (["eval", "{made}", "--lm-eval", "arc_easy"], "lm-eval is not here; pip install '.[lm-eval]' from a checkout"),
         (["eval", "{made}", "--device", "cuda", "--text", "docs", "--length", "64"], "torch finds no GPU here"),
         (["eval", "{made}", "--text", "{new}/none.txt"], "cannot be read"),
         (["eval", "{made}", "--text", "{made}/config.json"], "which are too few; name more --text"),
@@ -444,7 +444,7 @@ def room_for(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval: pip install swift-tiers[lm-eval]")
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval: pip install '.[lm-eval]'")
 def test_tasks_of_lm_eval(capsys, places, tmp_path):
     """Of questions whose answers are scored by likelihood, beside the reference; the task's data is on this machine."""
     (tmp_path / "data.jsonl").write_text(

@@ -71,6 +71,17 @@ def test_sizes_that_are_not_configured_fit_together(folders, monkeypatch) -> Non
     check(config_of(folders, None), ranks=2)
 
 
+def test_sizes_are_of_each_machine(folders, monkeypatch) -> None:
+    """A server on two machines has half of its ranks on each."""
+    rank = Rank(0, 8, 0, 1)
+    assert [rank.here(machines) for machines in (1, 2, 3)] == [8, 4, 3]
+    with_free(monkeypatch, 64 * SIZE)
+    tier = open_ssd(config_of(folders[:1], None), rank, 2)
+    assert tier is not None
+    assert os.path.getsize(tier.paths[0]) == 64 * SIZE // 2 // 4
+    close(make_stack(ssd=tier))
+
+
 def test_a_start_that_does_not_fit_leaves_nothing_and_a_smaller_one_fits(folders, monkeypatch) -> None:
     allocate, calls = os.posix_fallocate, []
 

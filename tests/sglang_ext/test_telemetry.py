@@ -78,7 +78,7 @@ def truth(s, req) -> list[int]:
 
 
 def adds_up(one) -> bool:
-    below = one.peer_tokens + one.host_tokens + one.ssd_tokens
+    below = one.peer_tokens + one.host_tokens + one.ssd_tokens + one.remote_tokens
     return one.device_tokens + below + one.recomputed_tokens == one.prompt_tokens
 
 
@@ -201,6 +201,19 @@ def every_token_of_a_prompt_is_told_from_where_it_came(s):
     loaded = (end.host_tokens + end.ssd_tokens) // PAGE * s.linker.pool.geometry.page_bytes
     assert after.device.bytes_written - before.device.bytes_written == loaded
     assert after.device.bytes_read > before.device.bytes_read
+
+
+def what_comes_from_a_store_was_not_on_the_device(s):
+    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+
+    req = s.add(prompt(90), max_new_tokens=20)
+    s.run(until=lambda: len(req.output_ids) > 3)
+    RequestFacts.of(req).runs = (("host", 2), ("remote", 3), ("another", 1))
+    req.cached_tokens = 8 * PAGE
+    one = of(sample(s), req)
+    assert (one.device_tokens, one.host_tokens, one.remote_tokens) == (2 * PAGE, 2 * PAGE, 3 * PAGE)
+    assert one.recomputed_tokens == 700 - 8 * PAGE
+    s.run()
 
 
 def a_request_whose_pages_come_up(s):
@@ -563,6 +576,7 @@ def scheduler(tmp_path_factory):
         a_request_from_its_arrival_to_its_end,
         the_key_of_a_prompt_from_its_arrival_on,
         every_token_of_a_prompt_is_told_from_where_it_came,
+        what_comes_from_a_store_was_not_on_the_device,
         a_request_whose_pages_come_up,
         a_deadline_that_passed_is_told,
         the_end_is_told_once_however_it_comes,

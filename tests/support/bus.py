@@ -317,8 +317,8 @@ STORY: Fields = {
 }  # fmt: skip
 REQUEST: Fields = {
     "state": "running", "prompt_tokens": 736, "output_tokens": 12, "device_tokens": 192, "peer_tokens": 0,
-    "host_tokens": 480, "ssd_tokens": 0, "recomputed_tokens": 64, "restore": "completed", "restore_seconds": 0.21,
-    "restore_story": json.dumps(STORY), "queue_seconds": 0.25,
+    "host_tokens": 480, "ssd_tokens": 0, "remote_tokens": 0, "recomputed_tokens": 64, "restore": "completed",
+    "restore_seconds": 0.21, "restore_story": json.dumps(STORY), "queue_seconds": 0.25,
     "first_token_seconds": 0.4, "ended": "", "pages": 46, "tiers": "device 12, host 30, compute 4",
     "last_page": "ef" * 32, "block_table": "17-40 3 90-110",
 }  # fmt: skip

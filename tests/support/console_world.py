@@ -240,8 +240,9 @@ class World:
         )  # fmt: skip
         decoding = RequestView(
             **home, rid=f"{number}decode{'0' * 25}", state="running", arrived=home["time"] - 4.8, prompt_tokens=2048,
-            output_tokens=77, device_tokens=1024, peer_tokens=0, host_tokens=512, ssd_tokens=0, recomputed_tokens=512,
-            restore="completed", restore_seconds=0.04, queue_seconds=0.06, first_token_seconds=0.31, pages=133,
+            output_tokens=77, device_tokens=1024, peer_tokens=0, host_tokens=512, ssd_tokens=0, remote_tokens=0,
+            recomputed_tokens=512, restore="completed", restore_seconds=0.04, queue_seconds=0.06,
+            first_token_seconds=0.31, pages=133,
             tiers=(("device", 64), ("host", 32), ("compute", 32)), last_page=KEY, block_table=((17, 80), (200, 268)),
         )  # fmt: skip
         return (*done, decoding, running)
@@ -258,7 +259,7 @@ class World:
         return RequestView(
             **home, rid=f"{number}done{one}{'0' * 26}", state="finished", arrived=START - 60 + one + _off(number),
             prompt_tokens=4100, output_tokens=128, device_tokens=0, peer_tokens=0, host_tokens=0,
-            ssd_tokens=16 * (136 - one), recomputed_tokens=4100 - 16 * (136 - one), restore="split",
+            ssd_tokens=16 * (136 - one), remote_tokens=0, recomputed_tokens=4100 - 16 * (136 - one), restore="split",
             restore_seconds=0.49, restore_story=story, queue_seconds=0.5, first_token_seconds=0.52 + 0.05 * one,
             ended=START - 40 + one + _off(number), pages=264, tiers=(("compute", 120 + one), ("ssd", 136 - one)),
             last_page=KEY,

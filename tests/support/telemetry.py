@@ -190,6 +190,7 @@ def request(rid: str, **changes: Any) -> RequestSample:
         "peer_tokens": 0,
         "host_tokens": 480,
         "ssd_tokens": 0,
+        "remote_tokens": 0,
         "recomputed_tokens": 64,
         "restore": "completed",
         "restore_seconds": 0.21,

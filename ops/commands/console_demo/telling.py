@@ -83,7 +83,7 @@ class Teller:
 
     def _request(self, one: ModelRequest, now: float) -> RequestSample:
         facts, admitted = one.facts, one.admitted is not None
-        loaded = {tier: facts.pages(tier) * one.page_tokens for tier in ("peer", "host", "ssd")}
+        loaded = {tier: facts.pages(tier) * one.page_tokens for tier in ("peer", "host", "ssd", "remote")}
         device = one.on_device * one.page_tokens if admitted else 0
         computed = one.prompt_tokens - device - sum(loaded.values()) if admitted else 0
         outcome, waited = facts.restore(now)
@@ -98,6 +98,7 @@ class Teller:
             peer_tokens=loaded["peer"],
             host_tokens=loaded["host"],
             ssd_tokens=loaded["ssd"],
+            remote_tokens=loaded["remote"],
             recomputed_tokens=computed,
             restore=outcome,
             restore_seconds=waited,

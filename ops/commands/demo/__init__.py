@@ -21,7 +21,7 @@ SUMMARY = "show the tiers at work on a real server and real input (some minutes)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--remote", action="store_true", help="two servers that share a Mooncake Store: pip install swift-tiers[remote]"
+        "--remote", action="store_true", help="two servers that share a Mooncake Store: pip install '.[remote]'"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(

@@ -37,7 +37,7 @@ def check_library() -> None:
     trial = subprocess.run([sys.executable, "-c", "import mooncake.store"], capture_output=True, text=True)
     if trial.returncode:
         problem = (trial.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
-        remedy = "pip install 'swift-tiers[remote]'"
+        remedy = "pip install '.[remote]' from a checkout"
         if "libibverbs" in problem:
             remedy = "apt install libibverbs1, which Mooncake needs even for TCP"
         raise CommandError(f"Mooncake Store cannot be loaded ({problem}): {remedy}")

@@ -1,6 +1,7 @@
 """Look at everything that a new installation gets wrong: software, machine, accelerators, devices, bus.
 
-Each line says what was found and, where something is to be done, what. Nothing is changed and nothing is left behind.
+Each line says what was found and, where something is to be done, what. Nothing is changed, and nothing is left behind
+but SGLang's compiled page hash, and with `remote.engine` one small object there.
 A check that does not answer (a dead mount, a sick device, a hanging driver) is cut off and reported. Exits 0 where
 nothing is wrong (warnings are allowed), 3 where something is, 2 for a configuration that cannot be read.
 """

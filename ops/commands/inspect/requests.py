@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, seconds, short, 
 from swift_tiers.radix_tiering.bus.hear.request_words import age, sources, when
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 
-_COUNTS = (("prompt", 8), ("device", 6), ("peer", 5), ("host", 6), ("ssd", 6), ("computed", 6))
+_COUNTS = (("prompt", 8), ("device", 6), ("peer", 5), ("host", 6), ("ssd", 6), ("remote", 4), ("computed", 6))
 _TIMES = (("first token", 8), ("queued", 4), ("restoring", 5))
 REQUESTS = (
     STATE._replace(name="mark"), *HOME, Column("request", rank=9), Column("state", rank=9),

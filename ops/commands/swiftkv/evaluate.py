@@ -43,7 +43,9 @@ def run_eval(options: argparse.Namespace) -> int:
     source = ModelDirectory(options.model)
     later = source.later_for("eval")
     if options.lm_eval and find_spec("lm_eval") is None:
-        raise CommandError("swiftkv eval: --lm-eval: lm-eval is not here; pip install swift-tiers[lm-eval]", USAGE)
+        raise CommandError(
+            "swiftkv eval: --lm-eval: lm-eval is not here; pip install '.[lm-eval]' from a checkout", USAGE
+        )
     if options.windows < 1:
         raise CommandError(f"swiftkv eval: --windows: {options.windows}; name 1 or more", USAGE)
     windows = windows_of(options, options.model).held_out[: options.windows]

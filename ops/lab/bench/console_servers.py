@@ -112,8 +112,9 @@ class BusyServers:
         ended = {"ended": arrived + 2} if state == "finished" else {}
         fields = {
             "time": now, "state": state, "arrived": arrived, "prompt_tokens": 4000, "output_tokens": self._ticks % 500,
-            "device_tokens": 100, "host_tokens": 400, "ssd_tokens": 1500, "recomputed_tokens": 2000, "restore": "split",
-            "restore_seconds": 0.4, "restore_story": json.dumps(story), "queue_seconds": 0.45, "pages": 260,
+            "device_tokens": 100, "host_tokens": 400, "ssd_tokens": 1500, "remote_tokens": 0,
+            "recomputed_tokens": 2000, "restore": "split", "restore_seconds": 0.4, "restore_story": json.dumps(story),
+            "queue_seconds": 0.45, "pages": 260,
             "first_token_seconds": 0.5, "tiers": "compute 118, ssd 132", "block_table": "17-140 300-420 7", **ended,
         }  # fmt: skip
         pipeline.hset(self._keys.of("request", **home, rid=rid), mapping=fields)

@@ -6,7 +6,7 @@ from __future__ import annotations
 NOT_MODELLED = (
     (
         "the time of verifying pages: xxh3 on the CPU, digests on the GPU",
-        "every page, before it is promised",
+        "every page, before it is promised or beside its copy",
         "loads that are a little too fast",
     ),
     (

@@ -162,7 +162,7 @@ KEYS: tuple[KeySpec, ...] = (
         "one rank of a server: a scheduler process with a tier stack of its own",
         time="heartbeat",
     ),
-    _hash("tier", "SERVER:RANK:tier:TIER", TierView, f"one tier: {', '.join(f'`{tier}`' for tier in TIERS)}"),
+    _hash("tier", "SERVER:RANK:tier:TIER", TierView, f"one tier: {', '.join(f'`{tier}`' for tier in TIERS)}, `remote`"),
     _hash("stripe", "SERVER:RANK:stripe", StripeSetView, "the stripe set beneath the ssd tier", writer=_WITH_SSD),
     _hash("ssd", "SERVER:RANK:ssd:NUMBER", DeviceView, "one device of the stripe set", writer=_WITH_SSD),
     _hash(
@@ -171,7 +171,7 @@ KEYS: tuple[KeySpec, ...] = (
         LinkView,
         "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `ssd-device`, `peer-host`, "
         "`host-peer`, `peer-device`, `device-peer`; and of these last, `DONOR-host`, `host-DONOR`, `DONOR-device` and "
-        "`device-DONOR` for each donor, counted since it was met",
+        "`device-DONOR` for each donor, counted since it was met; with a remote tier `host-remote`, `remote-host`",
     ),
     _hash(
         "gpu",

@@ -20,15 +20,16 @@ def age(view: RequestView) -> float | None:
 
 
 def sources(view: RequestView) -> tuple[int | None, ...]:
-    """Tokens of its prompt, by where they came from: device, peers, host, ssd; and those that were computed."""
-    return view.device_tokens, view.peer_tokens, view.host_tokens, view.ssd_tokens, view.recomputed_tokens
+    """Tokens of its prompt, by where they came from: device, peers, host, ssd, remote; and those that were computed."""
+    below = view.peer_tokens, view.host_tokens, view.ssd_tokens, view.remote_tokens
+    return view.device_tokens, *below, view.recomputed_tokens
 
 
 #: What `request_facts` says.
 FACTS = (
     "state", "arrived", "prompt tokens", "  found on the device", "  loaded from peers", "  loaded from host",
-    "  loaded from ssd", "  computed", "output tokens", "restore", "  waited for pages", "queued", "first token after",
-    "ended after", "pages", "  where they were", "seen",
+    "  loaded from ssd", "  loaded from remote", "  computed", "output tokens", "restore", "  waited for pages",
+    "queued", "first token after", "ended after", "pages", "  where they were", "seen",
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class DeviceFiles(NamedTuple):
     """Where one rank of a server has its device files."""
 
     rank: str  # "dp0-tp0"
-    ranks: int  # of the server: each has a file in every directory
+    ranks: int  # of the server on this machine: each has a file in every directory
     config: SsdConfig
 
     def path_in(self, directory: Path) -> Path:

@@ -295,7 +295,7 @@ def routes() -> list[Table]:
             rows,
             [
                 "*As in the paper:* pages are copied over NVLink layer by layer, beside the forward that needs them. "
-                "*As in a server:* they are fetched one after the other, by one thread, over NVLink into landing "
+                "*As in a server:* they are fetched by one thread, here one after the other, over NVLink into landing "
                 "memory (256 MiB by default, `device.landing`). Where that holds them all, the request is admitted "
                 "when they are there. Where it does not, they are taken to the request's own memory as they land, in "
                 "rounds of the scheduler, which looks every 2 ms, and one page is computed first "
