@@ -128,3 +128,30 @@ def test_registering_is_light() -> None:
 def test_serve_help_shows_the_plugins_flags() -> None:
     result = forked.run("from sglang.cli.main import main; main()", "serve", "--help")
     assert "swift_cpu" in result.stdout, result.stderr[-500:]
+
+
+KEEPS = """
+import resource, sys
+import sglang.srt.utils.common
+import torch
+from swift_tiers.sglang_ext.platform.cpu_platform import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+
+def faults_of(rounds):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        # What one layer holds at a time, the last of it at the end of the heap.
+        held = [torch.full((2**20,), 1.0) for _ in range(6)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults_of(4)
+print(faults_of(50))
+"""
+
+
+def test_what_a_forward_frees_is_there_for_the_next_one() -> None:
+    """50 times 24 MiB are 300,000 pages that the kernel would clear."""
+    kept = subprocess.run([sys.executable, "-c", KEEPS, "kept"], capture_output=True, text=True, check=True)
+    assert int(kept.stdout.split()[-1]) < 6144, "not even what one of them needs"
