@@ -9,13 +9,40 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.way.loads import Load, Loader
 
 LAYERS = 2
+
+
+class SetClock(ThreadRunner):
+    """Its monotonic clock stands still until it is set."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def make_loader(copy_in: Any, runner: Any = THREADS) -> Loader:
+    pool: Any = SimpleNamespace(
+        geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096),
+        copy_in=copy_in,
+        adopt_thread=lambda: None,
+        page_indices=lambda rows: rows.numpy(),
+    )
+    stack: Any = SimpleNamespace(
+        runner=runner,
+        host=SimpleNamespace(slab=None, slots=8),
+        links={"host-device": LinkCounters()},
+        restorer=SimpleNamespace(
+            count_load=lambda *_, **__: None, copied=lambda *_: None, verified=lambda *_: lambda: None
+        ),
+    )
+    return Loader(pool, stack)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -33,22 +60,8 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
         return lambda *said: (seen.append(loader.rows_under_way()), end(*said))
 
     rows = OnTheWay(torch.tensor([4, 5]))
-    pool: Any = SimpleNamespace(
-        geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096),
-        copy_in=copy_in,
-        adopt_thread=lambda: None,
-        page_indices=lambda rows: rows.numpy(),
-    )
-    stack: Any = SimpleNamespace(
-        runner=THREADS,
-        host=SimpleNamespace(slab=None, slots=8),
-        links={"host-device": LinkCounters()},
-        restorer=SimpleNamespace(
-            count_load=lambda *_, **__: None, copied=lambda *_: None, verified=lambda *_: lambda: None
-        ),
-    )
     seen: list[Any] = []
-    loader, restore = Loader(pool, stack), SimpleNamespace()
+    loader, restore = make_loader(copy_in), SimpleNamespace()
     loader.counter.end, loader.counter.fail = told(loader.counter.end), told(loader.counter.fail)  # type: ignore[method-assign]
     try:
         index = loader.start([Load(None, restore, 0, Places(np.array([0, 1])), rows)], list)  # type: ignore[arg-type]
@@ -56,3 +69,27 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
     finally:
         loader.close()
     assert seen == [[[4, 5]], []]
+
+
+def test_the_forward_before_a_copy_is_no_part_of_what_it_takes() -> None:
+    """By which is planned: what is behind a forward that takes long is not slow."""
+    runner = SetClock()
+
+    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        runner.now += 0.25
+        for layer in range(LAYERS):
+            layer_done(layer, None)
+
+    class Forward:
+        def synchronize(self) -> None:
+            runner.now += 100.0
+
+    loader, restore = make_loader(copy_in, runner), SimpleNamespace()
+    try:
+        places, rows = Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5]))
+        index = loader.start([Load(None, restore, 0, places, rows)], lambda: [Forward()])  # type: ignore[arg-type]
+        assert loader.counter.finish(index)
+    finally:
+        loader.close()
+    link = loader._stack.links["host-device"]
+    assert (link.pages, link.seconds) == (2, 0.25)

@@ -325,6 +325,7 @@ def test_a_silent_read_waits_for_its_units_and_harms_nobody(silent) -> None:
     assert one.rig.holds(one.stripes, later, 2)
     wait_for(lambda: one.stripes.status().queued == 1)
     assert not outcomes, "the kernel may still write into the buffer"
+    assert one.stripes.reading == 0, "writes give way to a read that may never end"
     one.array.answer()
     wait_for(lambda: outcomes)
     wait_for(lambda: one.stripes.status().queued == 0)  # one that was called back is counted a moment longer
