@@ -26,7 +26,7 @@ from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, pars
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
-from .build.assembly import check_donor, check_machine
+from .build.assembly import Rank, check_donor, check_machine
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import check_model, check_modes, check_speculation, check_windows
 
@@ -231,7 +231,7 @@ def _check(view: Any) -> None:
         raise ConfigError(
             f"--page-size: {page_size} does not divide --chunked-prefill-size {chunk}; use {chunk} // n for some n"
         )
-    check_machine(config, ranks=-(-view.tp_size * view.dp_size // view.nnodes))
+    check_machine(config, ranks=Rank(0, view.tp_size, 0, view.dp_size).here(view.nnodes))
     check_donor(config, memory_saver=view.enable_memory_saver)
     if config.bus.enabled:
         from swift_tiers.radix_tiering.bus.redis.connection import check

@@ -121,6 +121,12 @@ class Flight:
         return max(self._observed, len(self) - len(self._state.lstrip(_DONE_OR_COMPUTING)))
 
     @property
+    def next_state(self) -> Unit | None:
+        """The state of the first unit that the device has not got; None: it has them all."""
+        front = self.front
+        return self[front] if front < len(self) else None
+
+    @property
     def done(self) -> bool:
         """Nothing is left to be computed or loaded; what is PRESENT has yet to be copied in."""
         return not self._state[self._observed :].strip(_DONE_OR_PRESENT)

@@ -67,8 +67,7 @@ class Draining:
         if not restore.computing:
             # Those that land stay until SGLang takes them, which may be after it is through with somebody else. But the
             # page that it begins with has to come, whoever keeps the others of landing memory, and be it this restore.
-            flight, room = restore.flight, free - landing.slots // 2
-            begins = flight[flight.front] if flight.front < len(flight) else Unit.PRESENT
+            begins, room = restore.flight.next_state, free - landing.slots // 2
             return min(most, max(room, int(begins is Unit.ABSENT)))
         if free <= 0:
             return 0 if self._goes_on(restore) else most

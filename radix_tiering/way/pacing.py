@@ -203,8 +203,7 @@ class Pacing:
     def _begins_draining(restore: Restore) -> bool:
         """Whether the device may begin to take its pages. No batch is without anything to compute, so it computes the
         first page that it has not got, though that has come."""
-        flight = restore.flight
-        return flight.front < len(flight) and flight[flight.front] is Unit.PRESENT
+        return restore.flight.next_state is Unit.PRESENT
 
     def launched(self, restore: Restore, step: Step) -> None:
         """The device computes a step of it when it is done with the one before."""

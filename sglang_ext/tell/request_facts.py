@@ -61,6 +61,11 @@ class RequestFacts:
         """Pages of the prompt that were loaded from `tier`."""
         return sum(count for name, count in self.runs if name == tier)
 
+    @property
+    def loaded_pages(self) -> int:
+        """Pages of the prompt that were loaded, from whichever tier."""
+        return sum(count for _, count in self.runs)
+
     def follow(self, restore: Restore) -> None:
         """The request's pages are being brought up. Once more, if the device has lost some meanwhile."""
         self.let_go()

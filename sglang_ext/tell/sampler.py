@@ -8,7 +8,7 @@ is in `seconds`.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ from .tree_shape import TreeSummer
 MOST_REQUESTS = 512
 #: Ended requests that are kept until they are asked for.
 MOST_ENDED = 1024
+#: Tiers beneath the device that a request says its tokens of.
+BELOW = ("peer", "host", "ssd", "remote")
 
 
 class Captured(NamedTuple):
@@ -179,10 +181,8 @@ class Sampler:
         prompt = len(req.origin_input_ids)
         admitted = stats.forward_entry_time > 0
         cached = min(req.cached_tokens, prompt) if admitted else 0
-        loaded = Counter[str]()
-        for tier, pages in facts.runs if admitted else ():
-            loaded[tier] += pages * self._page_size
-        device = max(0, cached - loaded.total())
+        peer, host, ssd, remote = (facts.pages(tier) * self._page_size if admitted else 0 for tier in BELOW)
+        device = max(0, cached - facts.loaded_pages * self._page_size)
         outcome, waited = facts.restore(time.monotonic())
         return RequestSample(
             rid=shown_rid(req.rid),
@@ -191,10 +191,10 @@ class Sampler:
             prompt_tokens=prompt,
             output_tokens=len(req.output_ids),
             device_tokens=device,
-            peer_tokens=loaded["peer"],
-            host_tokens=loaded["host"],
-            ssd_tokens=loaded["ssd"],
-            remote_tokens=loaded["remote"],
+            peer_tokens=peer,
+            host_tokens=host,
+            ssd_tokens=ssd,
+            remote_tokens=remote,
             recomputed_tokens=prompt - cached if admitted else 0,
             restore=outcome,
             restore_seconds=waited,
@@ -221,7 +221,7 @@ class Sampler:
             return
         facts.counted = True
         prompt = len(req.origin_input_ids)
-        loaded = sum(pages for _, pages in facts.runs) * self._page_size
+        loaded = facts.loaded_pages * self._page_size
         reused = max(0, min(req.cached_tokens, prompt) - loaded)
         self._prompt_tokens += prompt
         self._reused_tokens += reused

@@ -121,14 +121,19 @@ def test_what_is_needed_whole_comes_through_host_memory_as_ever() -> None:
     in_virtual_time(0, test)
 
 
+def may_begin(bench: Bench) -> Any:
+    """A restore of all of it that the device may begin to take."""
+    restore = bench.stack.restore(KEYS, can_compute=True)
+    while bench.stack.restorer.poll(restore) is Readiness.WAIT:
+        bench.runner.sleep(1e-3)
+    return restore
+
+
 def test_it_waits_for_its_turn_and_is_not_late() -> None:
     """Its first pages have landed, and no more have room until it begins: that is for want of a turn, not of speed."""
 
     def test(bench: Bench) -> None:
-        restorer = bench.stack.restorer
-        restore = bench.stack.restore(KEYS, can_compute=True)
-        while restorer.poll(restore) is Readiness.WAIT:
-            bench.runner.sleep(1e-3)
+        restorer, restore = bench.stack.restorer, may_begin(bench)
         bench.runner.sleep(100.0)
         assert restorer.poll(restore) is Readiness.COMPUTE
         assert restore.drains
@@ -141,10 +146,7 @@ def test_it_waits_for_its_turn_and_is_not_late() -> None:
 
 def test_it_is_loaded_in_another_way_where_other_ranks_do_not_take_it_so() -> None:
     def test(bench: Bench) -> None:
-        restorer = bench.stack.restorer
-        restore = bench.stack.restore(KEYS, can_compute=True)
-        while restorer.poll(restore) is Readiness.WAIT:
-            bench.runner.sleep(1e-3)
+        restorer, restore = bench.stack.restorer, may_begin(bench)
         bench.runner.sleep(1.0)  # longer than it was to take
         restorer.refuse_draining(restore)
         assert not restore.drains

@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.way.loads import Load, Loader
 
+from support.engine import SetClock
+
 LAYERS = 2
-
-
-class SetClock(ThreadRunner):
-    """Its monotonic clock stands still until it is set."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def make_loader(copy_in: Any, runner: Any = THREADS) -> Loader:
@@ -76,13 +69,13 @@ def test_the_forward_before_a_copy_is_no_part_of_what_it_takes() -> None:
     runner = SetClock()
 
     def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
-        runner.now += 0.25
+        runner.clock.now += 0.25
         for layer in range(LAYERS):
             layer_done(layer, None)
 
     class Forward:
         def synchronize(self) -> None:
-            runner.now += 100.0
+            runner.clock.now += 100.0
 
     loader, restore = make_loader(copy_in, runner), SimpleNamespace()
     try:

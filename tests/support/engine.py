@@ -71,6 +71,17 @@ class Clock:
         self._let_go_at = time.monotonic()
 
 
+class SetClock(ThreadRunner):
+    """Its monotonic clock stands still until it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+
+    def monotonic(self) -> float:
+        return self.clock()
+
+
 def memory_ssd(*arguments: Any, clock: Any = None, **options: Any) -> SsdTier:
     """As `stacks.memory_ssd`; `clock`: what tells it the time."""
     if clock is not None:

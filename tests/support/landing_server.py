@@ -64,6 +64,8 @@ class Copies:
 
 def landing_pool(s: Any) -> Any:
     """Have the device's pool copy from landing memory, too, and costs be known; the memory that is lent."""
+    from swift_tiers.ops.lab.torture.stacks import rows_at
+
     stack, pool = s.linker.stack, s.linker.pool
     peer = stack.tiers["peer"]
     if pool.landing is None:
@@ -77,14 +79,8 @@ def landing_pool(s: Any) -> Any:
             if Copies.fails:
                 Copies.fails -= 1
                 raise OSError("injected")
-            rows = np.zeros((len(slots), slab.shape[1]), np.uint8)
-            for row, slot in zip(rows, slots.tolist(), strict=True):
-                time.sleep(Copies.seconds_each)
-                if slot < len(slab):
-                    row[:] = slab[slot]
-                else:
-                    row[: peer.page_bytes] = peer.landed[slot - len(slab)]
-            original(pool, pages, rows, np.arange(len(slots)), layer_done, after)
+            time.sleep(Copies.seconds_each * len(slots))
+            original(pool, pages, rows_at(stack, slots), np.arange(len(slots)), layer_done, after)
 
         pool._copy_in = copy_in
         stack.planner.costs = SlowComputing(pool.geometry.page_bytes)

@@ -152,6 +152,15 @@ def page_at(stack: TierStack, place: int) -> np.ndarray:
     return landed[: stack.host.geometry.page_bytes]
 
 
+def rows_at(stack: TierStack, places: np.ndarray) -> np.ndarray:
+    """The same of many places, as a slab of their own, for pools that copy from one: uint8 [places, stride]."""
+    rows = np.zeros((len(places), stack.host.geometry.stride_bytes), np.uint8)
+    for row, place in zip(rows, places.tolist(), strict=True):
+        page = page_at(stack, place)
+        row[: len(page)] = page
+    return rows
+
+
 def get(stack: TierStack, keys: Sequence[bytes]) -> int:
     """Restore a chain, compare every byte that is promised, give it back; how many pages came up."""
     restore = settle(stack, stack.restore(keys))

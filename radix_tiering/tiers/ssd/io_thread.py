@@ -94,9 +94,7 @@ class IoThread:
         self.patience = Patience(stall_seconds, runner, self.complete, self._serve)
         self.answers: AbstractContextManager[object] = nullcontext()  # see `Tier.answers`
         self.pending = 0  # transfers accepted and not yet called back
-        self._reading: set[Transfer] = (
-            set()
-        )  # reads accepted and not yet finished, but those that only a dead device has
+        self._reading: set[Transfer] = set()  # accepted and not finished, and no unit with a device that is out
         self.callback_errors = 0
         self.outcomes = dict.fromkeys(ReadOutcome, 0)  # of the reads called back
         self._pool = VerifyPool(verifiers, self._verify, self._notify, runner) if verifiers else None

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.layer_wise import LayerWise
@@ -26,7 +27,7 @@ from swift_tiers.sglang_ext.way.linker import SwiftLinker
 from ..devices import PowerArray
 from ..model_peer import ModelPeer
 from ..plan import REFUSING, STUMBLES, Job, Plan, WorldAction, landing_slots, ranks_borrow, ranks_land
-from ..stacks import check, memory_ssd, new_stack
+from ..stacks import check, memory_ssd, new_stack, rows_at
 from ..state import WorldState
 from ..taking import KnownCosts
 from ..trouble import Lenders, Troublemaker
@@ -83,7 +84,6 @@ class RankWorld:
         self._asked: list[tuple[Any, list[int], int]] = []  # SGLang's request, its prompt, tokens to be answered with
         self._aborted: set[int] = set()  # requests that were, by their number
         self._rounds = 0
-        self._ahead = 0  # times that pages were taken as they landed
         self._armed: dict[str, ExitStack] = {}  # what stumbles when it is called next
 
     def run(self) -> None:
@@ -140,12 +140,12 @@ class RankWorld:
         ssd, geometry = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1))), old.pool.geometry
         if ranks_borrow(plan):
             state.peer = ModelPeer(geometry.page_bytes, ssd.fingerprint, landing_slots=landing, runner=runner)
-            if landing:
-                _copy_from_landing(old.pool, state.peer)
         state.stack = new_stack(
             host_pages, ssd, old.stack.namespace, lent=state.peer, runner=runner, policy=policy, restore=restore,
             host={"verify": plan.verify},
         )  # fmt: skip
+        if landing and state.peer is not None:
+            _copy_from_landing(old.pool, state.stack, state.peer.landed)
         if ranks_land(plan) and state.peer is not None:
             state.stack.planner.costs = KnownCosts(draw.choice((1e-4, 1e-3, 1e-2)), geometry.page_bytes)
             state.peer.lend(64)
@@ -169,7 +169,7 @@ class RankWorld:
 
     def _jump_ahead(self, *given: Any) -> bool:
         ahead: bool = SwiftLinkerWrapper.jump_ahead(self._s.cache.linker, *given)
-        self._ahead += ahead
+        self.state.happened["loaded ahead"] += ahead
         return ahead
 
     def _round(self) -> Any:
@@ -335,7 +335,6 @@ class RankWorld:
         if self.state.peer is not None:
             happened["pages from lent memory"] += snapshot.tiers["peer"].hits
             happened["pages landed"] += self.state.peer.landings
-            happened["loaded ahead"] += self._ahead
         happened["restores split"] += snapshot.restores.restores_split
         happened["restores expired"] += snapshot.restores.restores_expired
 
@@ -363,18 +362,12 @@ class RankWorld:
             happened["retracted"] += bool(req.retraction_count)
 
 
-def _copy_from_landing(pool: Any, peer: ModelPeer) -> None:
+def _copy_from_landing(pool: Any, stack: TierStack, landed: np.ndarray) -> None:
     """Have the pool, which is in host memory, copy from modelled landing memory, too."""
-    pool.landing, original = torch.from_numpy(peer.landed), pool._copy_in
-
-    def copy_in(pages: Any, slab: np.ndarray, slots: np.ndarray, layer_done: Any, after: Any) -> None:
-        rows = np.zeros((len(slots), slab.shape[1]), np.uint8)
-        for row, slot in zip(rows, slots.tolist(), strict=True):
-            from_here = slab[slot] if slot < len(slab) else peer.landed[slot - len(slab)]
-            row[: len(from_here)] = from_here
-        original(pages, rows, np.arange(len(slots)), layer_done, after)
-
-    pool._copy_in = copy_in
+    pool.landing, original = torch.from_numpy(landed), pool._copy_in
+    pool._copy_in = lambda pages, slab, slots, layer_done, after: original(
+        pages, rows_at(stack, slots), np.arange(len(slots)), layer_done, after
+    )
 
 
 def _damage_may_refuse(plan: Plan) -> bool:

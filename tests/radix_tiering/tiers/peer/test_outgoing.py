@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swift_tiers.radix_tiering.base.page import page_digest
-from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.lending.leases import Timing
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
@@ -20,22 +19,11 @@ from swift_tiers.radix_tiering.tiers.peer.outgoing import LINGER_SECONDS, Outgoi
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.deferred_accelerator import DeferredAccelerator
-from support.engine import Clock
+from support.engine import SetClock
 from support.examples import examples
 from support.fake_device import FakeDeviceMemory
 from support.peer_donor import PAGE
 from support.redis import wait_for
-
-
-class SetClock(ThreadRunner):
-    """Its monotonic clock stands still until it is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = Clock()
-
-    def monotonic(self) -> float:
-        return self.clock()
 
 
 class Rows(RuleBasedStateMachine):
