@@ -60,6 +60,12 @@ class CopyQueue(ABC):
         memory, the other on the device. Rows may lie apart; the bytes of a row lie together."""
 
     @abstractmethod
+    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
+        """By the copy engine, in one call: row `rows[i]` of `source` to row `places[i]` of `target`, uint8 `[_, bytes]`
+        as wide as it; as of `rows` one is in page-locked host memory. int64 [n]; the arrays may change as soon as this
+        returns. Only where the accelerator `copies_lists`."""
+
+    @abstractmethod
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         """Pages and rows for `copy`, checked and uploaded once for any number of copies; see `page_gather.page_lists`.
         The arrays may change as soon as this returns."""
@@ -91,6 +97,8 @@ class Accelerator(ABC):
     """A device that copies beside computing."""
 
     device: torch.device
+    #: Whether its queues have `listed_rows`.
+    copies_lists: bool = True
 
     @abstractmethod
     def queue(self) -> CopyQueue:
@@ -122,6 +130,7 @@ class CudaAccelerator(Accelerator):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._runtime = cuda_runtime()
+        self.copies_lists = self._runtime.copies_lists
         self._taken: set[int] = set()  # handles of streams that others use
 
     def keep_clear_of(self, stream: Any) -> None:
@@ -173,6 +182,13 @@ class _CudaQueue(CopyQueue):
             self._stream.cuda_stream,
         )
 
+    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
+        if not len(rows):
+            return
+        self._runtime.copy_list(
+            addresses(source, rows), addresses(target, places), source.shape[1], self._stream.cuda_stream
+        )
+
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         with torch.cuda.stream(self._stream):
             return page_lists(pool, pages, slab, slots)
@@ -200,6 +216,11 @@ class _CudaQueue(CopyQueue):
         end.record(self._stream)
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1000
+
+
+def addresses(memory: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+    """Of these rows of `memory`: uint64 [n]."""
+    return np.uint64(memory.data_ptr()) + rows.astype(np.uint64) * np.uint64(memory.stride(0))
 
 
 def _marked(stream: torch.cuda.Stream) -> QueueMark:

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerat
 from swift_tiers.kernels.page_codec import Codec, PageCode
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.kernels.page_digest import prepare_digests
-from swift_tiers.kernels.page_gather import PageCopy
+from swift_tiers.kernels.page_gather import PageCopy, PageLists
 from swift_tiers.kernels.piece_copy import prepare_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
@@ -38,6 +39,10 @@ logger = logging.getLogger(__name__)
 #: Layers are loaded together, as many as have so many bytes: what it takes to ask for a copy is then less than what the
 #: copy takes on any link, and a forward waits a tenth of a millisecond longer for its first layer.
 TOGETHER_BYTES = 4 * 2**20
+#: What the copy engine brings of a page at a time, of neighbouring layers: shorter pieces leave the link waiting.
+STRIP_BYTES = 256 * 2**10
+#: Pages that are shorter go by kernels: the copy engine takes longer over so short a piece than the link.
+LISTED_BYTES = 64 * 2**10
 
 
 class Pieces(NamedTuple):
@@ -57,6 +62,21 @@ def split_runs(pages: np.ndarray, slots: np.ndarray, least: int) -> Pieces:
             rest[at : at + count] = False
         at += count
     return Pieces(long, pages[rest], slots[rest])
+
+
+def layer_groups(layers: int, least: int, most: int) -> list[range]:
+    """Neighbouring layers that are loaded together: `least` of them at first, so that a forward may begin, and at last,
+    so that it has little left to do; in between `most`. Sizes double from either end."""
+    first, last, rest, size = list[int](), list[int](), layers, least
+    while rest:
+        for sizes in (last, first):
+            some = min(size, rest)
+            if some:
+                sizes.append(some)
+            rest -= some
+        size = min(2 * size, most)
+    begins = np.cumsum([0, *first, *reversed(last)]).tolist()
+    return [range(begin, end) for begin, end in pairwise(begins)]
 
 
 class AcceleratorPool(DevicePool):
@@ -83,6 +103,9 @@ class AcceleratorPool(DevicePool):
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], ListedCopy] = {}
         self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
+        #: Whether whole pages go by the copy engine, lists of them in one call, by way of staging memory.
+        self._listed = accelerator.copies_lists and self.geometry.page_bytes >= LISTED_BYTES
+        self._strip_layers = min(self.geometry.layers, max(1, STRIP_BYTES // self.geometry.layer_bytes))
 
     def _side(self) -> CopySide:
         if not hasattr(self._sides, "side"):
@@ -94,7 +117,8 @@ class AcceleratorPool(DevicePool):
         whole = torch.from_numpy(slab)
         locked = self.accelerator.page_locked(whole)
         reached = whole if locked else self._buffers.make_locked()
-        staging = self._buffers.make_staging() if locked else None
+        # Of who offloads, and of who loads.
+        staging = self._buffers.make_staging(1 + self._listed) if locked else None
         if self._measures:
             self._measure(reached)
         self._compile(reached, staging)
@@ -102,9 +126,14 @@ class AcceleratorPool(DevicePool):
     def _compile(self, slab: torch.Tensor, staging: torch.Tensor | None) -> None:
         """Every kernel that serves, as it serves: compiled at its first use, one would keep a forward waiting for a
         second, and be loaded when the device's memory is full. `slab`: what is loaded from and stored to."""
-        copies = [self._copy_of(slab, self._all_layers, out=out) for out in (False, True)]
+        copies = [self._copy_of(slab, self._all_layers, out=False)]
         if staging is not None:
             copies.append(self._copy_of(staging, self._all_layers, out=True))
+        if staging is not None and self._listed:
+            copies.append(self._copy_of(staging, self._all_layers, out=False))
+            copies.append(self._copy_of(self._strips(staging), range(self._strip_layers), 0, out=False))
+        else:
+            copies.append(self._copy_of(slab, self._all_layers, out=True))
         if self.landing is not None:
             copies.append(self._copy_of(self.landing, self._all_layers, out=False))
         if self.outgoing is not None:
@@ -134,8 +163,8 @@ class AcceleratorPool(DevicePool):
         logger.info(
             "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored; "
             "a kernel loads with %s programs",
-            found.load_pages,
-            found.store_pages,
+            1 if self._listed else found.load_pages,
+            1 if self._listed else found.store_pages,
             found.load_programs or "all",
         )
 
@@ -155,22 +184,28 @@ class AcceleratorPool(DevicePool):
             side.kernels.mark().synchronize()
             side.engine.mark().synchronize()
 
-    def _copy_of(self, slab: torch.Tensor, layers: range, *, out: bool) -> ListedCopy:
+    def _copy_of(self, slab: torch.Tensor, layers: range, offset: int | None = None, *, out: bool) -> ListedCopy:
         """The copies of these layers between the pool and one of the few slabs that there are, made ready once; they
-        code pages, where these are kept in a codec."""
-        key = (slab.data_ptr(), slab.shape, slab.stride(0), layers, out)
+        code pages, where these are kept in a codec. `offset`: of the first layer in a row; None: as in a page."""
+        key = (slab.data_ptr(), slab.shape, slab.stride(0), layers, offset, out)
         found = self._copies.get(key)
         if found is None:
             # It keeps the slab, so no other one can have its address.
-            found = self._copies[key] = self._copy_between(self._pool, slab, layers, out=out)
+            found = self._copies[key] = self._copy_between(self._pool, slab, layers, offset, out=out)
         return found
 
     def _copy_between(
-        self, pool: PoolPlanes, slab: torch.Tensor, layers: range | None = None, *, out: bool
+        self,
+        pool: PoolPlanes,
+        slab: torch.Tensor,
+        layers: range | None = None,
+        offset: int | None = None,
+        *,
+        out: bool,
     ) -> ListedCopy:
         if self._codec is None:
-            return PageCopy(pool, slab, layers, out=out)
-        return PageCode(pool, slab, self._codec, layers, out=out)
+            return PageCopy(pool, slab, layers, offset, out=out)
+        return PageCode(pool, slab, self._codec, layers, offset, out=out)
 
     @property
     def _all_layers(self) -> range:
@@ -187,6 +222,9 @@ class AcceleratorPool(DevicePool):
                 landed = side.kernels.mark()
                 for layer in self._all_layers:
                     layer_done(layer, landed)
+            elif self._listed and self.accelerator.page_locked(whole := torch.from_numpy(slab)):
+                self._load_staged(side, whole, pages, slots, layer_done)
+                return
             for source, part, rows, is_last in self._page_locked(side, pages, slab, slots, self._all_layers):
                 self._load(side, source, part, rows, self._all_layers, layer_done if is_last else None)
 
@@ -238,6 +276,47 @@ class AcceleratorPool(DevicePool):
                 for layer in some:
                     layer_done(layer, mark)
 
+    def _load_staged(
+        self, side: CopySide, source: torch.Tensor, pages: np.ndarray, rows: np.ndarray, layer_done: LayerDone
+    ) -> None:
+        """All layers of rows of page-locked `source`, by way of both halves of the staging memory: the copy engine
+        brings layers of many pages into one, while a kernel takes those in the other to the pool, at the speed of the
+        device's own memory. A forward has its processors to itself but for that moment."""
+        count, layer_bytes = len(pages), self.geometry.layer_bytes
+        halves, groups = side.staging, [self._all_layers]
+        if count > len(halves[0]):
+            halves = [self._strips(half) for half in halves]
+            least = min(self._strip_layers, -(-TOGETHER_BYTES // (count * layer_bytes)))
+            groups = layer_groups(self.geometry.layers, least, self._strip_layers)
+        step = len(halves[0])
+        places = np.arange(count, dtype=np.int64) % step
+        # Uploaded once: an upload between copies would wait for the link.
+        lists = side.lists(self._pool, pages, halves[0], places)
+        emptied: list[QueueMark | None] = [None, None]
+        number = 0
+        for some in groups:
+            strip = slice(some.start * layer_bytes, some.stop * layer_bytes)
+            for start in range(0, count, step):
+                part, half, before = slice(start, start + step), halves[number % 2], emptied[number % 2]
+                if before is not None:
+                    side.engine.after(before)
+                target = half[:, : strip.stop - strip.start]
+                side.engine.listed_rows(source[:, strip], rows[part], target, places[part])
+                side.kernels.after(side.engine.mark())
+                copy = self._copy_of(half, some, 0, out=False)
+                side.kernels.copy(copy, PageLists(lists.pages[part], lists.slots[part]))
+                emptied[number % 2] = side.kernels.mark()
+                number += 1
+            mark = side.kernels.mark()
+            for layer in some:
+                layer_done(layer, mark)
+
+    def _strips(self, half: torch.Tensor) -> torch.Tensor:
+        """A half of the staging memory as rows of `_strip_layers` each."""
+        width = self._strip_layers * self.geometry.layer_bytes
+        rows = half.numel() // width
+        return half.view(-1)[: rows * width].view(rows, width)
+
     def _load_runs(self, queue: CopyQueue, pieces: Pieces, source: torch.Tensor, layer: int) -> None:
         for page, slot, count in pieces.runs:
             at = layer * self.geometry.layer_bytes
@@ -278,6 +357,9 @@ class AcceleratorPool(DevicePool):
             whole = torch.from_numpy(slab)
             if not self.accelerator.page_locked(whole):
                 self._store_unlocked(side, pages, slab, slots, came)
+                return
+            if self._listed:
+                self._store_staged(side, pages, whole, slots, lambda first, end: came(np.arange(first, end)))
                 return
             # A kernel gathers the pages in whatever order: only the slots decide about the copy engine.
             order = np.argsort(slots)
@@ -324,8 +406,12 @@ class AcceleratorPool(DevicePool):
             rows = np.arange(len(part), dtype=np.int64)
             self._gather(side.kernels, part, half, rows)
             side.engine.after(side.kernels.mark())
-            for row, slot, count in runs(rows, targets):
-                side.engine.rows(half[row : row + count], slab[slot : slot + count, : self.geometry.page_bytes])
+            room = slab[:, : self.geometry.page_bytes]
+            if self._listed:
+                side.engine.listed_rows(half, rows, room, targets)
+            else:
+                for row, slot, count in runs(rows, targets):
+                    side.engine.rows(half[row : row + count], room[slot : slot + count])
             emptied[number % 2] = mark = side.engine.mark()
             under_way.append((mark, start, start + len(part)))
             if len(under_way) > 2:

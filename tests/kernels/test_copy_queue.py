@@ -16,7 +16,7 @@ from swift_tiers.kernels.copy_queue import CudaAccelerator
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> CudaAccelerator:
     turns = itertools.cycle(range(100, 132))
-    monkeypatch.setattr(copy_queue, "cuda_runtime", lambda: None)
+    monkeypatch.setattr(copy_queue, "cuda_runtime", lambda: SimpleNamespace(copies_lists=True))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(turns)))
     return CudaAccelerator(torch.device("cuda", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -18,7 +19,7 @@ from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.build import assembly, identity
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
-from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups, split_runs
 from swift_tiers.sglang_ext.way import offloads
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
@@ -41,7 +42,7 @@ class Case:
         draw = data.draw
         layers, planes, heads, head_dim, page_size = draw(SHAPES)
         pages, spare = draw(st.integers(1, 24)), 3
-        self.accelerator = DeferredAccelerator(draw(st.integers(0, 2**16)), locked=locked)
+        self.accelerator = DeferredAccelerator(draw(st.integers(0, 2**16)), locked=locked, lists=draw(st.booleans()))
         self.generator = np.random.default_rng(draw(st.integers(0, 2**16)))
         shape = ((pages + spare) * page_size, heads, head_dim)
         self.buffers = [[self._random(shape) for _ in range(planes)] for _ in range(layers)]
@@ -93,6 +94,8 @@ def small_staging(monkeypatch):
     """So that several pieces are needed, and buffers are used again."""
     monkeypatch.setattr(sides, "STAGING_BYTES", 4096)
     monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 512)
+    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 256)
+    monkeypatch.setattr(accelerator_pool, "LISTED_BYTES", 1)
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
@@ -245,15 +248,20 @@ def test_pages_that_have_come_are_told_while_others_are_under_way(locked):
 class ShortAccelerator(DeferredAccelerator):
     """It has device memory for so many bytes."""
 
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(0, locked=True)
+    def __init__(self, nbytes: int, *, lists: bool = False) -> None:
+        super().__init__(0, locked=True, lists=lists)
         self.left = nbytes
 
     def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
         if rows * row_bytes > self.left:
             raise torch.OutOfMemoryError
         self.left -= rows * row_bytes
-        return super().device_memory(rows, row_bytes)
+        memory = super().device_memory(rows, row_bytes)
+        weakref.finalize(memory.untyped_storage(), self._freed, rows * row_bytes)
+        return memory
+
+    def _freed(self, nbytes: int) -> None:
+        self.left += nbytes
 
 
 def short_pool(accelerator: ShortAccelerator) -> tuple[AcceleratorPool, np.ndarray]:
@@ -281,6 +289,56 @@ def test_little_memory_makes_smaller_steps_and_none_is_said_at_the_start():
     pool, slab = short_pool(ShortAccelerator(100))
     with pytest.raises(ConfigError, match=r"mem-fraction-static.*lower it"):
         pool.prepare(slab)
+
+
+def test_who_loads_and_who_stores_share_what_there_is():
+    pool, slab = short_pool(accelerator := ShortAccelerator(4 * 512, lists=True))
+    pool.prepare(slab)
+    assert accelerator.left == 0
+    pool.copy_out(np.arange(16), slab, np.arange(16))
+    assert slab[:, : pool.geometry.page_bytes].any(1).all()
+    pool, slab = short_pool(ShortAccelerator(3 * 512, lists=True))
+    with pytest.raises(ConfigError, match=r"mem-fraction-static.*lower it"):
+        pool.prepare(slab)
+
+
+@given(layers=st.integers(1, 99), least=st.integers(1, 8), more=st.integers(0, 8))
+def test_layers_come_in_groups_that_begin_and_end_small(layers, least, more):
+    most = least + more
+    groups = layer_groups(layers, least, most)
+    assert [layer for group in groups for layer in group] == list(range(layers))
+    sizes = [len(group) for group in groups]
+    assert 1 <= min(sizes) <= max(sizes) <= most
+    assert sizes[0] <= least
+    assert sizes[-1] <= least
+    doublings = (most // least).bit_length()
+    assert len(sizes) <= layers // most + 2 * doublings + 2
+
+
+def test_few_pages_come_whole_and_many_by_strips_of_layers(monkeypatch):
+    """So that the copy engine is asked once for few, and has pieces worth its while of many."""
+    monkeypatch.setattr(sides, "STAGING_BYTES", 2 * 4 * 576)  # four pages in each half
+    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 200)  # three layers of them
+    accelerator = DeferredAccelerator(0, locked=True, lists=True)
+    buffers = [[torch.randn(64, 1, 8) for _ in "kv"] for _ in range(9)]
+    pool = AcceleratorPool(buffers, 1, accelerator)
+    slab = np.random.default_rng(0).integers(0, 256, (64, pool.geometry.stride_bytes), dtype=np.uint8)
+    marks = []
+    pool.copy_in(np.array([7, 3, 5, 60]), slab, np.array([0, 9, 1, 2]), lambda layer, mark: marks.append(mark))
+    assert (accelerator.engine_calls, accelerator.kernel_calls, accelerator.uploads) == (1, 1, 1)
+    assert len(set(map(id, marks))) == 1
+    marks.clear()
+    pool.copy_in(2 * np.arange(24), slab, np.arange(24), lambda layer, mark: marks.append(mark))
+    # Layers 0, 1-2, 3-5, 6-7 and 8: of twelve pages at a time, which is what a half holds of three layers.
+    assert accelerator.engine_calls == accelerator.kernel_calls == 1 + 5 * 2
+    assert len(set(map(id, marks))) == 5
+    assert accelerator.uploads == 2
+    for page in (7, 3, 5, 60):
+        there = b"".join(plane[page].numpy().tobytes() for both in buffers for plane in both)
+        assert there == slab[{7: 0, 3: 9, 5: 1, 60: 2}[page], : pool.geometry.page_bytes].tobytes()
+    for slot in range(24):
+        there = b"".join(plane[2 * slot].numpy().tobytes() for both in buffers for plane in both)
+        assert there == slab[slot, : pool.geometry.page_bytes].tobytes()
 
 
 def test_runs_are_split_by_what_they_are_worth():

@@ -1,7 +1,8 @@
 """Make a pool ready and serve from it as a server does, on a GPU that is not there.
 
-Prints as JSON, for a page-locked host tier and for one that is not, with pages as they are and in a codec, the variants
-of kernels that `prepare` compiled and those that serving launched.
+Prints as JSON, for a page-locked host tier and for one that is not, with a copy engine that takes lists and with one
+that does not, with pages as they are and in a codec, the variants of kernels that `prepare` compiled and those that
+serving launched.
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ import torch
 from swift_tiers.kernels.switch_over import SwitchOver
 from swift_tiers.ops.lab.bench.idle_gpu import IdleAccelerator, idle_gpu
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 
 LAYERS, PAGE = 3, 16
+
+
+class WithoutLists(IdleAccelerator):
+    """As CUDA before 13."""
+
+    copies_lists = False
 
 
 class Unlocked(IdleAccelerator):
@@ -66,10 +74,13 @@ def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[
 
 
 def main() -> None:
+    # Short pages go by lists too, and hardly any is staged whole.
+    accelerator_pool.LISTED_BYTES, accelerator_pool.STRIP_BYTES, sides.STAGING_BYTES = 1, 6_000, 2**17
     launched: set[str] = set()
     with idle_gpu(lambda name, compiled: launched.add(f"{name} {compiled}")) as accelerator:
         for codec in ("", "int8"):
             print(json.dumps({f"page-locked {codec}": serve(accelerator, launched, codec)}))
+            print(json.dumps({f"without lists {codec}": serve(WithoutLists(), launched, codec)}))
             print(json.dumps({f"pageable {codec}": serve(Unlocked(), launched, codec)}))
 
 

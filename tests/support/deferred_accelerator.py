@@ -62,6 +62,15 @@ class LateQueue(CopyQueue):
         self.accelerator.engine_calls += 1
         self.do(lambda: target.copy_(source))
 
+    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
+        assert self.accelerator.copies_lists
+        assert source.shape[1] == target.shape[1]
+        assert source.stride(1) == target.stride(1) == 1
+        order = np.random.default_rng(self.done).permutation(len(rows))
+        some, there = (torch.from_numpy(one[order].copy()) for one in (rows, places))
+        self.accelerator.engine_calls += 1
+        self.do(lambda: target.index_copy_(0, there, source.index_select(0, some)))
+
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         self.accelerator.uploads += 1
         return page_lists(pool, pages.copy(), slab, slots.copy())
@@ -93,11 +102,13 @@ class LateQueue(CopyQueue):
 
 
 class DeferredAccelerator(Accelerator):
-    """`forward`: the queue that the model runs on. `locked`: whether it reaches all host memory."""
+    """`forward`: the queue that the model runs on. `locked`: whether it reaches all host memory. `lists`: whether
+    its engine copies lists."""
 
-    def __init__(self, seed: int, *, locked: bool) -> None:
+    def __init__(self, seed: int, *, locked: bool, lists: bool = False) -> None:
         self.device = torch.device("cpu")
         self.locked = locked
+        self.copies_lists = lists
         self.engine_calls = 0
         self.kernel_calls = 0
         self.uploads = 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
-from swift_tiers.kernels.page_gather import PageCopy
-from swift_tiers.kernels.switch_over import measure_switch_over
 
 from .figures import ProofFigure
-from .layouts import DTYPE, PAGE_SIZE, Layout, layer_first, planes_of
+from .layouts import DTYPE, PAGE_SIZE, Layout, layer_first
 from .stopwatch import Stopwatch
 
 #: Tokens of the prefill chunk.
@@ -43,44 +44,48 @@ class LayerProducts:
 
 
 def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_pages: int) -> Iterator[ProofFigure]:
-    """Scattered pages, as many as arithmetic allows to hide, loaded by a kernel from page-locked memory, one layer
-    after the other, while each layer's products wait for that layer's mark."""
+    """Scattered pages, as many as arithmetic allows to hide, loaded from page-locked memory as a server loads them, on
+    a thread of its own, while another launches each layer's products once that layer has its mark. Raises ImportError
+    where what a server needs is not installed."""
+    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+
     forward = LayerProducts(layout, accelerator.device)
-    layers = range(layout.layers)
+    pool = AcceleratorPool(layer_first(layout, most_pages, accelerator.device), PAGE_SIZE, accelerator)
+    slab = accelerator.host_memory(most_pages, pool.geometry.stride_bytes).numpy()
+    pool.prepare(slab)
+    random = np.random.default_rng(3)
+    places, rows = (random.permutation(most_pages).astype(np.int64) for _ in "to")
+
+    def load(pages: int, layer_done: Callable[[int, Any], None] = lambda layer, mark: None) -> None:
+        pool.copy_in(places[:pages], slab, rows[:pages], layer_done, [accelerator.mark_here()])
 
     def compute() -> None:
-        for _ in layers:
+        for _ in range(layout.layers):
             forward.layer()
 
-    # By `device_seconds`: a server queues loads on one thread while another launches the forward; here one does both,
-    # and must not be waited for between them.
-    computing = watch.device_seconds(compute)
-    planes = layer_first(layout, most_pages, accelerator.device)
-    pool = planes_of(planes)
-    slab = accelerator.host_memory(most_pages, layout.page_bytes)
-    programs = measure_switch_over(accelerator, planes[0], PAGE_SIZE, layout.layers, slab).load_programs
-    places = np.random.default_rng(3).permutation(most_pages).astype(np.int64)
-    queue = accelerator.queue()
-
-    copies = [PageCopy(pool, slab, range(layer, layer + 1), out=False) for layer in layers]
-
-    def load(pages: int, *, beside: bool) -> None:
-        begin = accelerator.mark_here()
-        queue.after(begin)
-        lists = queue.lists(pool, places[:pages], slab, np.arange(pages, dtype=np.int64))
-        marks = []
-        for copy in copies:
-            queue.copy(copy, lists, programs)
-            marks.append(queue.mark())
-        for mark in marks:
-            mark.wait()
-            if beside:
+    def follow(pages: int) -> None:
+        with ThreadPoolExecutor(1) as loading:
+            marks: SimpleQueue[Any] = SimpleQueue()
+            copied = loading.submit(load, pages, lambda layer, mark: marks.put(mark))
+            for _ in range(layout.layers):
+                marks.get().wait()
                 forward.layer()
+            accelerator.mark_here().synchronize()
+            copied.result()
 
-    whole = watch.device_seconds(lambda: load(most_pages, beside=False))
+    # By the host's clock: that is how long a forward takes whose thread is kept from launching it, too.
+    def complete(work: Callable[[], None]) -> float:
+        def whole() -> None:
+            work()
+            accelerator.mark_here().synchronize()
+
+        return watch.host_seconds(whole)
+
+    computing = complete(compute)
+    whole = complete(lambda: load(most_pages))
     pages = max(1, min(most_pages, int(most_pages * _LOAD_SHARE * computing / whole)))
-    loading = watch.device_seconds(lambda: load(pages, beside=False))
-    both = watch.device_seconds(lambda: load(pages, beside=True))
+    loading = complete(lambda: load(pages))
+    both = complete(lambda: follow(pages))
     # The first layer's load has nothing to hide behind.
     behind = loading * (layout.layers - 1) / layout.layers
     share = (computing + loading - both) / behind

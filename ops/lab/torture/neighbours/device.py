@@ -102,6 +102,9 @@ class PlainQueue(CopyQueue):
     def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source)
 
+    def listed_rows(self, *_: Any) -> None:
+        raise NotImplementedError("there is no pool here")
+
     def lists(self, *_: Any) -> Any:
         raise NotImplementedError("there is no pool here")
 
