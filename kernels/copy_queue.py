@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .cuda_runtime import CudaRuntime, Rows, cuda_runtime
-from .page_digest import digest_bytes, page_digests
+from .page_digest import digest_bytes, page_digests, pool_digests
 from .page_gather import PageLists, page_lists
 from .piece_copy import copy_pieces
 from .pool_planes import PoolPlanes
@@ -83,6 +83,11 @@ class CopyQueue(ABC):
     def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
         """By a kernel: of rows of `slab`, in memory of the device, see `page_digest.page_digests`; 16 bytes each. Comes
         in its turn, and is waited for."""
+
+    @abstractmethod
+    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
+        """By a kernel: of pages of a pool where they lie, see `page_digest.pool_digests`; int64 [n, 2]. Comes in its
+        turn, and is waited for."""
 
     @abstractmethod
     def mark(self) -> QueueMark:
@@ -205,6 +210,10 @@ class _CudaQueue(CopyQueue):
         # On this stream to the end: the copy to the host would otherwise wait for the forward.
         with torch.cuda.stream(self._stream):
             return digest_bytes(page_digests(slab, slots, nbytes))
+
+    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
+        with torch.cuda.stream(self._stream):
+            return pool_digests(pool, pages).cpu().numpy()
 
     def mark(self) -> QueueMark:
         return _marked(self._stream)

@@ -1,6 +1,7 @@
 """A 128-bit digest of a page that a GPU computes as fast as it reads, and the host reproduces.
 
-For pages that go from one device to another and never through host memory, where their xxh3-128 checksum is computed.
+For pages that go from one device to another and never through host memory, where their xxh3-128 checksum is computed;
+and for pages in host memory that the device has had before: it says whether it has the same ones again.
 
 A page is cut into 64-bit little-endian words, the last one filled up with zeros. Modulo 2^64, with w_i the words from
 i = 1, k_i = i * GOLDEN, and `mix` the finalizer of SplitMix64, a bijection after which every bit depends on every bit:
@@ -24,8 +25,8 @@ import torch
 
 from . import pool_planes
 from .page_digest_plain import FACTORS, GOLDEN, SHIFTS, page_digests_plain
-from .page_gather import Indices
-from .pool_planes import as_indices, check_slab
+from .page_gather import Indices, copy_pages_plain
+from .pool_planes import PoolPlanes, as_indices, check_slab
 
 #: Words that the host takes at once: they stay in its cache from step to step.
 _HOST_WORDS = 32768
@@ -86,6 +87,37 @@ def prepare_digests(slab: torch.Tensor, nbytes: int) -> None:
         from .page_digest_triton import prepare_digests_triton
 
         prepare_digests_triton(slab, nbytes)
+
+
+def digests_pool(pool: PoolPlanes) -> bool:
+    """Whether `pool_digests` takes this pool: one whose rows are whole words at their own places."""
+    return pool.row_bytes % 8 == 0 and pool.alignment % 8 == 0
+
+
+def pool_digests(pool: PoolPlanes, pages: Indices) -> torch.Tensor:
+    """The digests that pages of a pool have as block-major pages (`page_gather`), read where they lie: int64 [n, 2], on
+    the pool's device. On the current stream; `pages` as with `gather_pages`. Raises ValueError for a pool without."""
+    if not digests_pool(pool):
+        raise ValueError("pages whose rows are no whole words have no digest where they lie; gather them")
+    chosen = as_indices(pages, pool.pool_pages, pool.device, "pool pages")
+    if not len(chosen):
+        return torch.empty((0, 2), dtype=torch.int64, device=pool.device)
+    if pool_planes.by_kernel(pool.device):
+        from .page_digest_triton import pool_digests_triton
+
+        return pool_digests_triton(pool, chosen)
+    slab = torch.empty((len(chosen), pool.page_bytes), dtype=torch.uint8, device=pool.device)
+    rows = torch.arange(len(chosen), device=pool.device)
+    copy_pages_plain(pool, chosen, slab, rows, range(pool.layers), 0, True)
+    return page_digests_plain(slab, rows, pool.page_bytes, 0)
+
+
+def prepare_pool_digests(pool: PoolPlanes) -> None:
+    """Compile and load what `pool_digests` launches, on the current stream; nothing is read."""
+    if pool_planes.by_kernel(pool.device):
+        from .page_digest_triton import prepare_pool_digests_triton
+
+        prepare_pool_digests_triton(pool)
 
 
 def digest_bytes(digests: torch.Tensor) -> list[bytes]:

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .launch import COUNT_LIMIT, cdiv, launch, programs_for
 from .page_digest_plain import FACTORS, GOLDEN, SHIFTS
-from .pool_planes import alignment_of
+from .pool_planes import PoolPlanes, alignment_of
 
 #: Words of 8 bytes in a tile: 8 to each of 128 threads.
 TILE_WORDS = 1024
@@ -78,6 +78,47 @@ def sum_parts(
         tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
 
 
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["table", "pages", "sums"])
+def sum_planes(
+    table,  # int64 *: the address of each plane's first row
+    pages,  # int64 *
+    sums,  # uint64 * [count, PLANES, 2]
+    count,  # pages
+    PLANES: tl.constexpr,
+    PIECES: tl.constexpr,  # runs of a page in a plane
+    PIECE_WORDS: tl.constexpr,
+    PIECE_STRIDE: tl.constexpr,  # bytes from one to the next
+    PAGE_STRIDE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # bytes, 8 at least: divides every address and stride here
+    TILE_WORDS: tl.constexpr,
+):
+    WORDS: tl.constexpr = PIECES * PIECE_WORDS
+    TILES: tl.constexpr = (WORDS + TILE_WORDS - 1) // TILE_WORDS
+    for item in range(tl.program_id(0), count * PLANES, tl.num_programs(0)):
+        plane = item % PLANES
+        page = tl.load(pages + item // PLANES)
+        begin = tl.load(table + plane) + page * PAGE_STRIDE
+        before = plane * WORDS  # words of the page in planes before this one
+        a = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
+        b = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
+        for tile in range(TILES):
+            index = tile * TILE_WORDS + tl.arange(0, TILE_WORDS)
+            there = index < WORDS
+            if PIECES == 1:
+                words = tl.multiple_of(begin.to(tl.pointer_type(tl.uint64)), ALIGNMENT) + index
+            else:
+                place = begin + (index // PIECE_WORDS).to(tl.int64) * PIECE_STRIDE + (index % PIECE_WORDS) * 8
+                words = place.to(tl.pointer_type(tl.uint64))
+            word = tl.load(words, mask=there, other=0)
+            key = (index + before + 1).to(tl.uint64) * _GOLDEN
+            mixed = tl.where(there, mix(word + key), 0).to(tl.uint64)
+            a += mixed
+            b += mixed * (key | 1)
+        target = sums + item * 2
+        tl.store(target, tl.reduce(a, 0, tl.standard._sum_combine))
+        tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
+
+
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sums", "digests"])
 def finish_digests(
     sums,  # uint64 * [count, PARTS, 2]
@@ -115,9 +156,58 @@ def digest_constants(nbytes: int, slot_stride: int, address: int) -> tuple[dict[
         "PART_TILES": PART_TILES,
         "TILE_WORDS": TILE_WORDS,
     }
+    return summing, finish_constants(nbytes, parts)
+
+
+def finish_constants(nbytes: int, parts: int) -> dict[str, Any]:
+    """Of the second kernel, for pages of `nbytes` that were summed in so many parts."""
     columns = triton.next_power_of_2(parts)
     pages = max(1, FINISH_PAGES * 32 // max(32, columns))
-    return summing, {"NBYTES": nbytes, "PARTS": parts, "PAGES": pages, "COLUMNS": columns}
+    return {"NBYTES": nbytes, "PARTS": parts, "PAGES": pages, "COLUMNS": columns}
+
+
+def pool_constants(pool: PoolPlanes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The constants of both kernels for pages of a pool."""
+    whole = pool.row_stride == pool.row_bytes  # a page's rows follow each other in a plane
+    pieces, piece_bytes = (1, pool.page_size * pool.row_bytes) if whole else (pool.page_size, pool.row_bytes)
+    summing = {
+        "PLANES": len(pool.flat),
+        "PIECES": pieces,
+        "PIECE_WORDS": piece_bytes // 8,
+        "PIECE_STRIDE": pool.row_stride,
+        "PAGE_STRIDE": pool.page_size * pool.row_stride,
+        "ALIGNMENT": min(pool.alignment, alignment_of(pool.page_size * pool.row_stride)),
+        "TILE_WORDS": min(TILE_WORDS, triton.next_power_of_2(pieces * piece_bytes // 8)),
+    }
+    return summing, finish_constants(pool.page_bytes, len(pool.flat))
+
+
+def pool_digests_triton(pool: PoolPlanes, pages: torch.Tensor) -> torch.Tensor:
+    """As `page_digest.pool_digests` says, by the kernels, on the pool's device; in host memory they are interpreted."""
+    count, planes, device = len(pages), len(pool.flat), pool.device
+    summing, finishing = pool_constants(pool)
+    sums = torch.empty((count, planes, 2), dtype=torch.int64, device=device).view(torch.uint64)
+    digests = torch.empty((count, 2), dtype=torch.int64, device=device)
+    step = max(1, COUNT_LIMIT // planes)
+    for start in range(0, count, step):
+        some, part_sums = pages[start : start + step], sums[start : start + step]
+        programs = programs_for(device, len(some) * planes)
+        launch(sum_planes, device, programs, pool.table, some, part_sums, len(some), **summing)
+    launch(
+        finish_digests, device, cdiv(count, finishing["PAGES"]), sums, digests.view(torch.uint64), count, **finishing
+    )
+    return digests
+
+
+def prepare_pool_digests_triton(pool: PoolPlanes) -> None:
+    """Launches over no pages: what is compiled for them is what `pool_digests_triton` launches."""
+    device = pool.device
+    summing, finishing = pool_constants(pool)
+    pages = torch.zeros(1, dtype=torch.int64, device=device)
+    sums = torch.zeros((1, len(pool.flat), 2), dtype=torch.int64, device=device).view(torch.uint64)
+    digests = torch.zeros((1, 2), dtype=torch.int64, device=device).view(torch.uint64)
+    launch(sum_planes, device, 1, pool.table, pages, sums, 0, **summing)
+    launch(finish_digests, device, 1, sums, digests, 0, **finishing)
 
 
 def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, offset: int) -> torch.Tensor:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from ..base.errors import DamagedPageError
 from ..base.events import EventLog
 from ..base.page import ROOT_KEY, PageRecord
@@ -51,6 +53,8 @@ UNCHECKED = "could not be verified"
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
 
+#: Why a page is not taken whose digest on the device is another one than before.
+NOT_AS_IT_WAS = "not what it was when the device had it"
 #: Pages of a restore, by where they are in it, and their checksums; None: it could not be computed.
 _Looked = Sequence[tuple[int, bytes | None]]
 
@@ -100,7 +104,7 @@ class Restorer:
         #: Knows of pages that the table does not.
         self._finder = tiers[table.hints - 1] if table.hints else None
         #: Pages that were in host memory already are verified before they are promised, or while they are copied.
-        self._verify_first, self._verify_beside = verify is True, verify == "beside"
+        self._verify_first, self.verifies_beside = verify is True, verify == "beside"
         self._checkers = checkers
         self._pacing = Pacing(
             planner,
@@ -568,7 +572,7 @@ class Restorer:
             restore.computing = True
             self._pacing.goes_on(restore)
             restore.story.computed(front, end)
-            if self._verify_beside:
+            if self.verifies_beside:
                 # The upper layers are copied before anybody would look at what a forward has made of them.
                 resident = self._resident(restore, front, end)
                 restore.unchecked = self._look_at(restore, resident, partial(self._checked_for_layers, restore))
@@ -626,28 +630,60 @@ class Restorer:
         with self._table.lock:
             return restore.places(first, end)
 
-    def verified(self, restore: Restore, first: int, places: Sequence[int]) -> Callable[[], None]:
+    def verified(
+        self, restore: Restore, first: int, places: Sequence[int], *, by_device: bool = False
+    ) -> Callable[[np.ndarray | None], None]:
         """Where pages are verified beside their copy: begin to look at those from page `first` on, which are being
-        copied to the device from `places`, and stay pinned. What this returns waits for that, and raises
-        DamagedPageError if one of them is not what it was. Any thread."""
+        copied to the device from `places`, and stay pinned. `by_device`: leave those to it that it has had before.
+
+        What this returns waits for that, and raises DamagedPageError if one of them is not what it was. It is given
+        the digests that the pages have on the device, int64 [places, 2], or None without `by_device`. Any thread."""
         looks = self._runner.queue()
         with self._table.lock:
-            count = 0
-            if self._verify_beside and restore.state is not RestoreState.RELEASED:
-                copied = [unit for unit, place in enumerate(places, first) if place < self._host.slots]
-                unknown = [unit for unit in copied if restore.sources[unit] == HOST or unit in restore.also_here]
-                count = self._look_at(restore, unknown, looks.put)
+            copied = self._verified_beside(restore, first, places)
+            known = self._host.digests.known([place for _, place in copied]) & by_device
+            unknown = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if not seen]
+            seen_before = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if seen]
+            looked_at = self._look_at(restore, [unit for unit, _ in unknown], looks.put)
 
-        def wait() -> None:
-            damage = set[str]()
+        def wait(digests: np.ndarray | None) -> None:
+            count, damage = looked_at, set[str]()
+            if digests is not None and (changed := self._changed(seen_before, digests, first)):
+                damage.add(NOT_AS_IT_WAS)
+                with self._table.lock:  # whether it was host memory, or the way to the device
+                    if restore.state is not RestoreState.RELEASED:
+                        count += self._look_at(restore, changed, looks.put)
             for _ in range(count):
                 looked = looks.get()
                 with self._table.lock:
-                    damage.update(self._damage(restore.claimed[unit], digest) for unit, digest in looked)
+                    if restore.state is not RestoreState.RELEASED:  # else the slots may hold other pages by now
+                        damage.update(self._damage(restore.claimed[unit], digest) for unit, digest in looked)
             if said := ", ".join(sorted(damage - {""})):
                 raise DamagedPageError(f"a page in host memory: {said}")
+            if digests is not None and unknown:
+                with self._table.lock:
+                    if restore.state is not RestoreState.RELEASED:
+                        units, slots = zip(*unknown, strict=True)
+                        self._host.digests.learn(slots, digests[np.array(units) - first])
 
         return wait
+
+    def _verified_beside(self, restore: Restore, first: int, places: Sequence[int]) -> list[tuple[int, int]]:
+        """The pages, and where they are, whose bytes nobody has looked at since they came to host memory, and which are
+        to be looked at while they are copied. Lock held."""
+        if not self.verifies_beside or restore.state is RestoreState.RELEASED:
+            return []
+        copied = ((unit, place) for unit, place in enumerate(places, first) if place < self._host.slots)
+        return [pair for pair in copied if restore.sources[pair[0]] == HOST or pair[0] in restore.also_here]
+
+    def _changed(self, pages: Sequence[tuple[int, int]], digests: np.ndarray, first: int) -> list[int]:
+        """Those that do not have the digest on the device that they had there before."""
+        if not pages:
+            return []
+        units, slots = zip(*pages, strict=True)
+        numbers = np.array(units)
+        changed: list[int] = numbers[self._host.digests.differ(slots, digests[numbers - first])].tolist()
+        return changed
 
     def copies(self, restore: Restore, first: int, pages: int) -> None:
         """Pages of it, from its page `first` (from 0) on, are about to be copied to the device: their `places`."""

@@ -25,7 +25,7 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, ListedCopy, QueueMark
 from swift_tiers.kernels.page_codec import Codec, PageCode
 from swift_tiers.kernels.page_copy import runs
-from swift_tiers.kernels.page_digest import prepare_digests
+from swift_tiers.kernels.page_digest import digests_pool, prepare_digests, prepare_pool_digests
 from swift_tiers.kernels.page_gather import PageCopy, PageLists
 from swift_tiers.kernels.piece_copy import prepare_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
@@ -141,6 +141,8 @@ class AcceleratorPool(DevicePool):
             prepare_digests(self.outgoing.memory, self.geometry.page_bytes)
         for copy in copies:
             copy.prepare()
+        if self.has_digests:
+            prepare_pool_digests(self._pool)
         if self.landing is not None:
             prepare_pieces(self.landing.view(-1))
             prepare_digests(self.landing, self.geometry.page_bytes)
@@ -206,6 +208,14 @@ class AcceleratorPool(DevicePool):
         if self._codec is None:
             return PageCopy(pool, slab, layers, offset, out=out)
         return PageCode(pool, slab, self._codec, layers, offset, out=out)
+
+    @property
+    def has_digests(self) -> bool:
+        # What a codec makes of a page is not known before it is loaded.
+        return self._codec is None and digests_pool(self._pool)
+
+    def digests(self, pages: np.ndarray) -> np.ndarray:
+        return self._side().kernels.pool_digests(self._pool, pages)
 
     @property
     def _all_layers(self) -> range:

@@ -189,6 +189,16 @@ class DevicePool(ABC):
         self._require(pages, slots, len(slab) + (0 if self.landing is None else len(self.landing)))
         self._copy_in(pages, slab, slots, layer_done, after)
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether the device says `digests` at next to no cost."""
+        return False
+
+    def digests(self, pages: np.ndarray) -> np.ndarray:
+        """Of these pages where they lie, int64 [n, 2] (`kernels.page_digest`), after the copies that this thread has
+        asked for. Only of a pool that `has_digests`, and not on the scheduler's thread."""
+        raise NotImplementedError("this pool has no digests")
+
     def copy_layer(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
     ) -> None:

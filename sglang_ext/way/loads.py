@@ -206,8 +206,9 @@ class Loader:
 
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
+        by_device = self._pool.has_digests and self._stack.restorer.verifies_beside
         looks = [
-            self._stack.restorer.verified(load.restore, load.first, load.places.numbers.tolist())
+            self._stack.restorer.verified(load.restore, load.first, load.places.numbers.tolist(), by_device=by_device)
             for load in loads
             if load.restore is not None
         ]
@@ -216,8 +217,10 @@ class Loader:
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = self._runner.monotonic() - started
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)
-        for verified in looks:
-            verified()
+        digests = self._pool.digests(pool_pages) if by_device else None
+        ends = np.cumsum([len(load.places) for load in loads]).tolist()
+        for verified, load, end in zip(looks, loads, ends, strict=True):
+            verified(None if digests is None else digests[end - len(load.places) : end])
         # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
         # copied to may be looked at.
         for load in loads:

@@ -235,6 +235,9 @@ class Offloader:
         rest = [index for index, digest in enumerate(digests) if not digest]
         if rest:
             came(np.asarray(rest, dtype=np.int64))
+        if self._pool.has_digests and self._stack.restorer.verifies_beside:
+            # Pages that come back are compared with these, and their checksums need not be computed once more.
+            self._stack.host.digests.learn(slots, self._pool.digests(pages))
         nbytes = len(slots) * self._pool.geometry.page_bytes
         self._stack.links["device-host"].count(len(slots), nbytes, until - began)
         return digests

@@ -81,6 +81,10 @@ def test_values_and_codes_go_by_16_bytes(kernels, codec, dtype):
 def test_digests_read_by_16_bytes(kernels):
     for name in ("digest of words", "digest sm_80", "digest sm_100"):
         assert kernels[name].accesses == {"ld.global.b64": 1, "ld.global.v2.b64": 4, "st.global.b64": 2}
+    for name in ("digest of pages of a layer-first pool", "digest of a pool sm_80", "digest of a pool sm_100"):
+        # A page, and a plane's address, are read besides.
+        assert kernels[name].accesses == {"ld.global.b64": 2, "ld.global.v2.b64": 4, "st.global.b64": 2}
+    assert kernels["digest of pages of a block-major pool"].accesses["ld.global.b64"] == 2 + 8
     assert kernels["digest of bytes"].accesses["ld.global.b8"] == 64
 
 
@@ -110,4 +114,6 @@ def test_what_serves_is_compiled_before_it_serves(tmp_path):
             copies = [kernel for kernel in kernels if kernel in ("copy_pieces", "decode_tiles", "encode_tiles")]
             assert len(copies) == (4 if "page-locked" in name else 3)
             assert set(copies) == ({"decode_tiles", "encode_tiles"} if "int8" in name else {"copy_pieces"})
-            assert sorted(set(kernels) - set(copies)) == ["copy_chunks", "finish_digests", "sum_parts"]
+            assert sorted(set(kernels) - set(copies)) == [
+                "copy_chunks", "finish_digests", "sum_parts", *["sum_planes"] * ("int8" not in name),
+            ]  # fmt: skip

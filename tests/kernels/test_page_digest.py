@@ -11,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.kernels import page_digest_triton
-from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page_digests, page_digests_plain
-from swift_tiers.kernels.page_digest_triton import digest_constants, page_digests_triton
+from swift_tiers.kernels.page_digest import (
+    digest_bytes,
+    digests_pool,
+    host_page_digest,
+    page_digests,
+    page_digests_plain,
+    pool_digests,
+)
+from swift_tiers.kernels.page_digest_triton import digest_constants, page_digests_triton, pool_digests_triton
+from swift_tiers.kernels.page_gather import gather_pages
 
-from support.device_pools import DEVICES, random_bytes
+from support.device_pools import DEVICES, Geometry, make_pool, random_bytes
 from support.examples import examples
 
 RAMP = (np.arange(100_000) % 251).astype(np.uint8)
@@ -71,6 +79,37 @@ def test_kernel_torch_and_numpy_agree(device, nbytes, offset, slots, spare):
         found = page_digests_triton(there, torch.tensor(slots).to(device), nbytes, offset)
         assert digest_bytes(found) == wanted
     assert digest_bytes(page_digests(slab.to(device), np.array(slots, dtype=np.int64), nbytes, offset)) == wanted
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    layers=st.integers(1, 3),
+    planes=st.integers(1, 2),
+    heads=st.sampled_from([1, 2, 3]),
+    head_dim=st.sampled_from([4, 8, 20, 576]),
+    page_size=st.sampled_from([1, 2, 16]),
+    block_major=st.booleans(),
+    data=st.data(),
+)
+def test_a_page_has_its_digest_where_it_lies(device, layers, planes, heads, head_dim, page_size, block_major, data):
+    """That of its bytes in a slab, whether its rows follow each other in the pool or not."""
+    geometry = Geometry(layers, planes, heads, head_dim, page_size, 5, torch.bfloat16, block_major)
+    pool, _ = make_pool(geometry, device)
+    pages = np.array(data.draw(st.lists(st.integers(0, 4), max_size=4)), dtype=np.int64)
+    slab = torch.zeros((max(1, len(pages)), pool.page_bytes), dtype=torch.uint8, device=device)
+    gather_pages(pool, pages, slab, np.arange(len(pages)))
+    wanted = [host_page_digest(row.cpu().numpy()) for row in slab[: len(pages)]]
+    assert digest_bytes(pool_digests(pool, pages)) == wanted
+    if len(pages):
+        assert digest_bytes(pool_digests_triton(pool, torch.from_numpy(pages).to(device))) == wanted
+
+
+def test_rows_that_are_no_whole_words_have_no_digest_where_they_lie():
+    pool, _ = make_pool(Geometry(1, 2, 1, 3, 4), "cpu")
+    assert not digests_pool(pool)
+    with pytest.raises(ValueError, match="gather them"):
+        pool_digests(pool, np.array([0]))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -13,6 +13,7 @@ import torch
 
 from swift_tiers.ops.lab.torture.neighbours.device import Fabric
 from swift_tiers.ops.lab.torture.neighbours.device import ModelDevice as ExportingDevice
+from swift_tiers.ops.lab.torture.stacks import device_digests
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
@@ -39,6 +40,7 @@ class ModelDevice:
 
     def __init__(self, runner: VirtualRunner, draw: random.Random) -> None:
         self.pages = np.zeros((DEVICE, GEOMETRY.page_bytes), np.uint8)
+        self.has_digests = draw.random() < 0.5
         self.failed = 0
         self._runner = runner
         self._draw = draw
@@ -88,6 +90,10 @@ class ModelDevice:
             self.pages[page] = slab[slot, : GEOMETRY.page_bytes]
         for layer in range(GEOMETRY.layers):
             layer_done(layer, None)
+
+    def digests(self, pages: np.ndarray) -> np.ndarray:
+        self._runner.sleep(self._draw.random() * 1e-4)
+        return device_digests([self.pages[page] for page in pages])
 
     def _may_fail(self) -> None:
         fate = self._draw.random()
@@ -148,6 +154,11 @@ def history(seed: int) -> tuple[int, int, int]:
             damaged = beside and draw.random() < 0.2
             if damaged:
                 stack.host.page(int(draw.choice(places.numbers)))[draw.randrange(GEOMETRY.page_bytes)] ^= 1
+            right = all(
+                np.array_equal(stack.host.page(int(place)), content(key))
+                for place, key in zip(places.numbers, keys[first:], strict=False)
+            )
+            failed_before = device.failed
             index = loader.start(
                 [Load(request, request.restore, first, places, OnTheWay(torch.from_numpy(targets)))], list
             )
@@ -157,6 +168,7 @@ def history(seed: int) -> tuple[int, int, int]:
             landed = loader.counter.finish(index)
             request.copied()
             assert not (landed and damaged), "a damaged page was served"
+            assert landed or not right or device.failed > failed_before, "it failed for nothing"
             for page, key in zip(targets, keys, strict=False):
                 assert not landed or np.array_equal(device.pages[page], content(key)), "wrong bytes"
         request.end()

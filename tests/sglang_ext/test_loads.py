@@ -20,19 +20,24 @@ from support.engine import SetClock
 LAYERS = 2
 
 
-def make_loader(copy_in: Any, runner: Any = THREADS) -> Loader:
+def make_loader(copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None) -> Loader:
     pool: Any = SimpleNamespace(
         geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096),
         copy_in=copy_in,
         adopt_thread=lambda: None,
         page_indices=lambda rows: rows.numpy(),
+        has_digests=digests is not None,
+        digests=digests,
     )
     stack: Any = SimpleNamespace(
         runner=runner,
         host=SimpleNamespace(slab=None, slots=8),
         links={"host-device": LinkCounters()},
         restorer=SimpleNamespace(
-            count_load=lambda *_, **__: None, copied=lambda *_: None, verified=lambda *_: lambda: None
+            count_load=lambda *_, **__: None,
+            copied=lambda *_: None,
+            verified=verified or (lambda *_, **__: lambda digests: None),
+            verifies_beside=True,
         ),
     )
     return Loader(pool, stack)
@@ -86,3 +91,28 @@ def test_the_forward_before_a_copy_is_no_part_of_what_it_takes() -> None:
         loader.close()
     link = loader._stack.links["host-device"]
     assert (link.pages, link.seconds) == (2, 0.25)
+
+
+def test_each_request_is_verified_by_the_digests_of_its_own_pages() -> None:
+    """Computed once for all, when they have been copied."""
+    order: list[Any] = []
+
+    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        order.append("copied")
+        for layer in range(LAYERS):
+            layer_done(layer, None)
+
+    def verified(restore: Any, first: int, places: list[int], *, by_device: bool) -> Any:
+        assert by_device
+        return lambda digests: order.append((restore, first, places, digests.tolist()))
+
+    loader = make_loader(copy_in, digests=lambda pages: np.stack([pages, -pages], axis=1), verified=verified)
+    try:
+        loads = [
+            Load(None, "a", 3, Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5]))),  # type: ignore[arg-type]
+            Load(None, "b", 0, Places(np.array([7])), OnTheWay(torch.tensor([9]))),  # type: ignore[arg-type]
+        ]
+        assert loader.counter.finish(loader.start(loads, list))
+    finally:
+        loader.close()
+    assert order == ["copied", ("a", 3, [0, 1], [[4, -4], [5, -5]]), ("b", 0, [7], [[9, -9]])]

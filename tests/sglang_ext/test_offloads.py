@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from swift_tiers.ops.lab.torture.stacks import device_digests
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
@@ -244,6 +245,7 @@ class StallingPool:
     geometry = GEOMETRY
     page_size = 1
     outgoing: Any = None
+    has_digests = False
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys  # what its pages hold
@@ -296,6 +298,29 @@ def test_a_copy_that_was_given_up_publishes_nothing() -> None:
     assert (stack.probe(keys), stack.probe(following)) == (0, 1)
     assert stack.host.used_slots == 1
     check(stack)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_the_device_says_of_pages_is_kept_where_they_are_verified_by_it(beside: bool) -> None:
+    keys = chain("a", "b")
+    stack = make_stack(host={"verify": "beside" if beside else True})
+    pool = StallingPool(keys)
+    pool.stalls, pool.has_digests = "", True
+    pool.digests = lambda pages: device_digests([content(keys[page]) for page in pages])  # type: ignore[attr-defined]
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    try:
+        offloader.submit(offered(stack, pool, keys))
+        wait_until(lambda: offloader.answered == 1, "the job is never answered")
+    finally:
+        offloader.close()
+    restore = settle(stack, stack.restore(keys))
+    slots = restore.slots.tolist()
+    assert stack.host.digests.known(slots).tolist() == [beside] * 2
+    if beside:
+        said = device_digests([content(key) for key in keys])
+        assert stack.host.digests.differ(slots, said).tolist() == [False, False]
+        assert stack.host.digests.differ(slots, said[::-1]).tolist() == [True, True]
+    stack.restorer.release(restore)
 
 
 class Aside:

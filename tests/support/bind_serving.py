@@ -64,6 +64,9 @@ def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[
                     pool.copy_layer(pages, slab, places, layer)
             for slots in (near, far):
                 pool.copy_out(pages, slab, slots[: len(pages)])
+    if pool.has_digests:
+        for some in (near, far[:1]):
+            pool.digests(some)
     lent = torch.zeros(2**20, dtype=torch.uint8)
     for begin in (0, 1, 16):
         pieces = np.array([[begin, 0, 1000], [begin + 4096, 1000, 96]], dtype=np.int64)

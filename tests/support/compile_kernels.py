@@ -22,7 +22,14 @@ from triton.compiler import ASTSource
 
 from swift_tiers.kernels.page_codec import Codec, EncodedLayout
 from swift_tiers.kernels.page_codec_triton import code_shape, decode_tiles, encode_tiles
-from swift_tiers.kernels.page_digest_triton import digest_constants, finish_digests, sum_parts
+from swift_tiers.kernels.page_digest_triton import (
+    TILE_WORDS,
+    digest_constants,
+    finish_constants,
+    finish_digests,
+    sum_parts,
+    sum_planes,
+)
 from swift_tiers.kernels.page_gather_triton import copy_pieces, copy_shape
 from swift_tiers.kernels.piece_copy_triton import CONSTANTS, copy_chunks
 from swift_tiers.radix_tiering.base.page import round_up
@@ -113,13 +120,30 @@ def jobs() -> Iterator[Job]:
         summing, finishing = digest_constants(nbytes, round_up(nbytes, 4096), 0)
         yield Job(f"digest of {name}", sum_parts, summing)
         yield Job(f"digest of {name}, end", finish_digests, finishing)
+    for layout, pieces, words, stride in (("layer-first", 1, 4096, 2048), ("block-major", 16, 256, 72 * 2048)):
+        yield Job(f"digest of pages of a {layout} pool", sum_planes, planes_constants(72, pieces, words, stride))
+    yield Job("digest of pages of a pool, end", finish_digests, finish_constants(2359296, 72))
     yield Job("pieces", copy_chunks, CONSTANTS)
     for sm in (80, 100):
         yield Job(f"pieces sm_{sm}", copy_chunks, CONSTANTS, sm)
         yield copy(f"sm_{sm}", 36, 2048, 16, False, 16, True, sm)
         yield code(f"sm_{sm}", True, Codec.E4M3, torch.bfloat16, 36, 8, 128, sm)
         yield code(f"sm_{sm}", False, Codec.E4M3, torch.bfloat16, 36, 8, 128, sm)
+        yield Job(f"digest of a pool sm_{sm}", sum_planes, planes_constants(72, 1, 4096, 2048), sm)
         yield Job(f"digest sm_{sm}", sum_parts, digest_constants(4718592, 4718592, 0)[0], sm)
+
+
+def planes_constants(planes: int, pieces: int, words: int, stride: int) -> dict[str, Any]:
+    """As of `pool_constants`, of pages of 16 tokens."""
+    return {
+        "PLANES": planes,
+        "PIECES": pieces,
+        "PIECE_WORDS": words,
+        "PIECE_STRIDE": stride,
+        "PAGE_STRIDE": 16 * stride,
+        "ALIGNMENT": 16,
+        "TILE_WORDS": TILE_WORDS,
+    }
 
 
 def compiled(job: Job) -> Compiled:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy
-from swift_tiers.kernels.page_digest import digest_bytes, page_digests
+from swift_tiers.kernels.page_digest import digest_bytes, page_digests, pool_digests
 from swift_tiers.kernels.page_gather import PageLists, page_lists
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
@@ -90,6 +90,14 @@ class LateQueue(CopyQueue):
         self.do(lambda: found.extend(digest_bytes(page_digests(slab, slots, nbytes))))
         self.mark().synchronize()
         return found
+
+    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
+        found: list[np.ndarray] = []
+        pages = pages.copy()
+        self.accelerator.kernel_calls += 1
+        self.do(lambda: found.append(pool_digests(pool, pages).numpy()))
+        self.mark().synchronize()
+        return found[0]
 
     def seconds(self, work: Callable[[], None]) -> float:
         began = time.perf_counter()

@@ -23,7 +23,7 @@ from swift_tiers.kernels import (
 )
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy, addresses
 from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows
-from swift_tiers.kernels.page_digest import digest_bytes, page_digests
+from swift_tiers.kernels.page_digest import digest_bytes, page_digests, pool_digests
 from swift_tiers.kernels.page_gather import PageLists, page_lists
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
@@ -119,6 +119,9 @@ class IdleQueue(CopyQueue):
 
     def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
         return digest_bytes(page_digests(slab, slots, nbytes))
+
+    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
+        return pool_digests(pool, pages).numpy()
 
     def seconds(self, work: Callable[[], None]) -> float:
         work()

@@ -108,6 +108,11 @@ class Plan(NamedTuple):
         """`host.verify`, of all processes and ranks alike."""
         return self.draw("verifying").choice((True, "beside"))
 
+    @property
+    def by_device(self) -> bool:
+        """Whether what is copied is compared by what the device says of it, where it is verified beside its copy."""
+        return self.draw("by the device").random() < 0.7
+
 
 def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = None, fine: bool = False) -> Plan:
     """The world of a seed. `steps`: what each client does; whoever makes trouble does half as much."""

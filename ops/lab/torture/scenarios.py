@@ -146,6 +146,7 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
             pages_at_peers_alone(stack, peer, keys, kept)
         stack.planner.costs = KnownCosts()
         device = Taking(stack, runner, draw)
+        device.by_device = random.Random(f"by the device {seed}").random() < 0.5
         if trouble:
             device.fails, device.withdraws = draw.choice((0.0, 0.02)), draw.choice((0.0, 0.02))
         tell(f"chains of {length} pages are in lent memory alone, {slots} slots of landing memory")

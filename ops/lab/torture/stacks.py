@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from swift_tiers.kernels.page_digest import host_page_digest
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
@@ -150,6 +151,11 @@ def page_at(stack: TierStack, place: int) -> np.ndarray:
         return stack.host.page(place)
     landed: np.ndarray = stack.landing.landed[place - stack.host.slots]  # type: ignore[union-attr]
     return landed[: stack.host.geometry.page_bytes]
+
+
+def device_digests(pages: Sequence[np.ndarray]) -> np.ndarray:
+    """What a device would say of pages with these bytes: int64 [pages, 2]."""
+    return np.frombuffer(b"".join(map(host_page_digest, pages)), dtype=np.int64).reshape(-1, 2)
 
 
 def rows_at(stack: TierStack, places: np.ndarray) -> np.ndarray:

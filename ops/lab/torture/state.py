@@ -22,7 +22,7 @@ from .devices import PowerArray
 from .model_peer import ModelPeer
 from .neighbours import Neighbourhood
 from .plan import Plan
-from .stacks import chain, content, page_at
+from .stacks import chain, content, device_digests, page_at
 
 #: When a page was put that is being put now.
 UNDER_WAY = 1 << 60
@@ -84,14 +84,16 @@ class WorldState:
         """Every page that is promised is there, and its bytes are those that were put under its key. Where pages are
         verified beside their copy, damage is an error of this copy instead, and nothing else is. `first`: which of the
         restore's pages lies at the first of `places`."""
-        verified = self.stack.restorer.verified(restore, first, places)
-        right = True
+        by_device = self.plan.by_device
+        verified = self.stack.restorer.verified(restore, first, places, by_device=by_device)
+        copied = []
         for key, place in zip(keys[first:], places, strict=False):
             assert place >= 0, "a page is promised that is nowhere"
             assert key in self.put_at, "a page that nobody put"
-            right = np.array_equal(page_at(self.stack, int(place)), content(key)) and right
+            copied.append(page_at(self.stack, int(place)).copy())
+        right = all(np.array_equal(page, content(key)) for page, key in zip(copied, keys[first:], strict=False))
         try:
-            verified()
+            verified(device_digests(copied) if by_device else None)
         except DamagedPageError:
             assert not right, "what was copied is as it was put"
             self.happened["damage found beside a copy"] += 1

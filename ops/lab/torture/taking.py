@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
-from .stacks import GEOMETRY, content, page_at
+from .stacks import GEOMETRY, content, device_digests, page_at
 
 #: A round of the scheduler, and one copy of a page within the device take up to so long, virtual seconds.
 ROUND_SECONDS, COPY_SECONDS = 2e-4, 1e-4
@@ -60,6 +60,8 @@ class Taking:
         self._runner = runner
         self._draw = draw
         self._followed = runner.lock()
+        #: Whether what is copied is compared by what the device says of it.
+        self.by_device = False
 
     def serve(self, keys: Sequence[bytes], until: float = math.inf) -> How:
         """A request for these pages, from its arrival on, or until this moment of the runner's clock: then it is
@@ -174,14 +176,15 @@ class Taking:
         return True
 
     def _copy_places(self, restore: Restore, memory: dict[int, np.ndarray], first: int, places: Sequence[int]) -> bool:
-        verified = self.stack.restorer.verified(restore, first, places)
+        verified = self.stack.restorer.verified(restore, first, places, by_device=self.by_device)
         for unit, place in enumerate(places, first):
             self._runner.sleep(self._draw.random() * COPY_SECONDS)
             memory[unit] = page_at(self.stack, place).copy()
             if self._draw.random() < self.fails:
                 self.failed += 1
                 return False
-        verified()
+        copied = [memory[unit] for unit in range(first, first + len(places))]
+        verified(device_digests(copied) if self.by_device else None)
         self.copied += len(places)
         self.stack.restorer.copied(restore, first, len(places))
         return True

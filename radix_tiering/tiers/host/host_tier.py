@@ -11,6 +11,7 @@ from ...base.memory import huge_array
 from ...base.page import PageGeometry
 from ...base.slot_map import SlotState, TierMap
 from ...table.policy import EvictionPolicy
+from .device_digests import DeviceDigests
 
 
 class HostTier:
@@ -43,6 +44,7 @@ class HostTier:
         self.slab = allocate(self.slots * geometry.stride_bytes)[: self.slots * geometry.stride_bytes].reshape(
             self.slots, geometry.stride_bytes
         )
+        self.digests = DeviceDigests(self.slots)
         self.limit_slots = self.slots  # how many may be used; lowered by an operator
         # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
         # long runs.
@@ -76,6 +78,7 @@ class HostTier:
         if self.used_slots >= self.limit_slots:
             return None
         slot = self._free.pop()
+        self.digests.forget(slot)
         self._states[slot] = SlotState.PRIVATE
         return slot
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from swift_tiers.kernels.page_digest import host_page_digest
 from swift_tiers.radix_tiering.base.errors import DamagedPageError
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way.checking import ChecksDone
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import Clock, chain, make_stack, memory_ssd, put, wait_until
+from support.engine import Clock, chain, content, make_stack, memory_ssd, put, wait_until
 
 
 class Held:
@@ -148,7 +150,7 @@ def test_beside_a_copy_only_what_is_copied_is_looked_at(monkeypatch: pytest.Monk
     ((slots, _),) = held.asked
     assert list(slots) == stack.restorer.places(restore, 1, 3).numbers.tolist()
     held.answer()
-    verified()
+    verified(None)
     stack.restorer.release(restore)
 
 
@@ -158,7 +160,7 @@ def test_beside_a_copy_damage_is_an_error_of_the_load(monkeypatch: pytest.Monkey
     verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     held.answer()
     with pytest.raises(DamagedPageError, match="a page in host memory: corrupt: checksum"):
-        verified()
+        verified(None)
     stack.restorer.release(restore)
     assert stack.table.of[HOST].counters.checksum_failures == 1
     assert stack.probe(chain(*"abcd")) == 2, "it is served again, or what follows it"
@@ -172,7 +174,7 @@ def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
     monkeypatch.setattr(stack.host, "addresses", lambda slots: 1 / 0)
     held.answer()
     with pytest.raises(DamagedPageError, match="could not be verified"):
-        verified()
+        verified(None)
     stack.restorer.release(restore)
 
 
@@ -181,7 +183,7 @@ def test_pages_that_are_flushed_while_they_are_copied_are_still_what_they_were(m
     verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     stack.flush(memory=True, durable=True)
     held.answer()
-    verified()
+    verified(None)
     stack.restorer.release(restore)
 
 
@@ -196,3 +198,78 @@ def test_layers_are_not_copied_before_their_pages_are_verified(monkeypatch: pyte
     stack.restorer.flush()
     assert stack.restorer.layers_arrived(restore, 0, 4) is (None if damaged else True)
     stack.restorer.release(restore)
+
+
+def said_of(keys: Sequence[bytes]) -> np.ndarray:
+    """What a device says of the pages of these keys: int64 [keys, 2]."""
+    return np.frombuffer(b"".join(host_page_digest(content(key)) for key in keys), np.int64).reshape(-1, 2)
+
+
+def told_by_the_device(stack: TierStack, restore: Any, keys: Sequence[bytes]) -> None:
+    stack.host.digests.learn([page.slot for page in restore.claimed], said_of(keys))
+
+
+def test_pages_that_the_device_has_had_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, held, restore = beside(monkeypatch)
+    keys = chain(*"abcd")
+    told_by_the_device(stack, restore, keys)
+    verified = stack.restorer.verified(restore, 1, restore.places(1, 4).numbers.tolist(), by_device=True)
+    assert held.asked == []
+    verified(said_of(keys[1:]))
+    assert held.asked == []
+    stack.restorer.release(restore)
+
+
+def test_what_the_device_says_is_known_once_a_checksum_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of pages that have come from an SSD: the second copy costs no thread anything."""
+    stack, held, restore = beside(monkeypatch)
+    keys, places = chain(*"abcd"), restore.places(0, 4).numbers.tolist()
+    verified = stack.restorer.verified(restore, 0, places, by_device=True)
+    assert len(held.asked) == 1
+    held.answer()
+    verified(said_of(keys))
+    stack.restorer.verified(restore, 0, places, by_device=True)(said_of(keys))
+    assert held.asked == []
+    stack.restorer.release(restore)
+
+
+@pytest.mark.parametrize("where", ["host memory", "the way"])
+def test_what_the_device_says_is_another_page_fails_the_load(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A page that is damaged in host memory is dropped; one that came otherwise than it lies there is kept."""
+    stack, _, restore = beside(monkeypatch)
+    keys = chain(*"abcd")
+    told_by_the_device(stack, restore, keys)
+    if where == "host memory":
+        stack.host.page(restore.claimed[2].slot)[7] ^= 1
+    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist(), by_device=True)
+    said = said_of(keys).copy()
+    said[2, 1] ^= 1
+    monkeypatch.undo()  # the checkers answer
+    damaged = where == "host memory"
+    with pytest.raises(DamagedPageError, match="not what it was when the device had it"):
+        verified(said)
+    stack.restorer.release(restore)
+    assert stack.table.of[HOST].counters.checksum_failures == damaged
+    assert stack.probe(keys) == (2 if damaged else 4)
+
+
+def test_what_has_ended_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots may be others' by now."""
+    stack, held, restore = beside(monkeypatch)
+    slots = [page.slot for page in restore.claimed]
+    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist(), by_device=True)
+    held.answer()
+    stack.restorer.release(restore)
+    verified(said_of(chain(*"abcd")))
+    assert not stack.host.digests.known(slots).any()
+
+
+def test_a_slot_that_another_page_gets_is_not_known() -> None:
+    host = make_stack(1).host
+    [slot] = [host.allocate()]
+    assert slot is not None
+    host.digests.learn([slot], np.ones((1, 2), np.int64))
+    host.free(slot)
+    assert host.digests.known([slot]).all(), "nothing is there that could be asked for"
+    assert host.allocate() == slot
+    assert not host.digests.known([slot]).any()

@@ -117,6 +117,9 @@ class PlainQueue(CopyQueue):
     def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
         return digest_bytes(page_digests(slab, slots, nbytes))
 
+    def pool_digests(self, *_: Any) -> Any:
+        raise NotImplementedError("there is no pool here")
+
     def mark(self) -> _Done:
         return _Done()
 
