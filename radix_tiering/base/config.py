@@ -38,8 +38,8 @@ class HostConfig(Section, frozen=True):
         Meta(
             description="Check the checksum of every page on its way from host memory to the device: true, before its "
             'request is admitted, and a damaged page is recomputed; "beside", while it is copied, so that nobody waits '
-            'for it (what a GPU had before, by digests of its own), and a damaged page fails its request (503) before anything was answered; "auto": beside where '
-            "the device is a GPU, before on a CPU; false: never"
+            "for it (what a GPU had before, by digests of its own), and a damaged page fails its request (503) before "
+            'anything was answered; "auto": beside where the device is a GPU, before on a CPU; false: never'
         ),
     ] = "auto"
     codec: Annotated[
