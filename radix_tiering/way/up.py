@@ -19,13 +19,10 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-import numpy as np
-
-from ..base.errors import DamagedPageError
 from ..base.events import EventLog
 from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Runner
@@ -37,7 +34,7 @@ from ..table.page_table import PageTable
 from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
-from ..tiers.tier import Chain, ReadOutcome, Tier
+from ..tiers.tier import Chain, Tier
 from .checking import Checkers
 from .down import Mover
 from .draining import Draining
@@ -45,18 +42,12 @@ from .pacing import Pacing
 from .page_reads import NearestCopy, PageReads, Waiter
 from .reads import DROPPED, Reads, WaitOver
 from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
+from .verifying import Looked, Verifier
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
-#: Why a page is not taken whose checksum could not be computed.
-UNCHECKED = "could not be verified"
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
-
-#: Why a page is not taken whose digest on the device is another one than before.
-NOT_AS_IT_WAS = "not what it was when the device had it"
-#: Pages of a restore, by where they are in it, and their checksums; None: it could not be computed.
-_Looked = Sequence[tuple[int, bytes | None]]
 
 
 class Restorer:
@@ -104,8 +95,8 @@ class Restorer:
         #: Knows of pages that the table does not.
         self._finder = tiers[table.hints - 1] if table.hints else None
         #: Pages that were in host memory already are verified before they are promised, or while they are copied.
-        self._verify_first, self.verifies_beside = verify is True, verify == "beside"
-        self._checkers = checkers
+        self._verify_first = verify is True
+        self.verifier = Verifier(table, host, checkers, events, runner, beside=verify == "beside")
         self._pacing = Pacing(
             planner,
             reads,
@@ -319,46 +310,23 @@ class Restorer:
     def _verify_resident(self, restore: Restore) -> None:
         """Have the bytes of the pages looked at that were in host memory already. Lock held."""
         if self._verify_first and restore.state is RestoreState.RUNNING:
-            self._look_at(restore, self._resident(restore, 0, len(restore.sources)), partial(self._checked, restore))
+            self.verifier.look_at(
+                restore, self._resident(restore, 0, len(restore.sources)), partial(self._checked, restore)
+            )
 
     @staticmethod
     def _resident(restore: Restore, first: int, end: int) -> list[int]:
         """Those of pages `[first, end)` that were in host memory when they were claimed, and come from there."""
         return [unit for unit in range(first, end) if restore.sources[unit] == HOST]
 
-    def _look_at(self, restore: Restore, units: Sequence[int], told: Callable[[_Looked], None]) -> int:
-        """Compute the checksums of these pages, which are kept in host memory by their pins; `told` is called with a
-        part of them at a time, on a thread of the checkers. How many times. Lock held."""
-        starts = range(0, len(units), self._checkers.together)
-        for start in starts:
-            some = units[start : start + self._checkers.together]
-            slots = [restore.claimed[unit].slot for unit in some]
-            self._checkers.check(slots, partial(_tell, told, some))
-        return len(starts)
-
-    def _checked(self, restore: Restore, looked: _Looked) -> None:
+    def _checked(self, restore: Restore, looked: Looked) -> None:
         with self._table.lock:
             if restore.state is not RestoreState.RUNNING:
                 return  # no longer pinned: the slots may hold other pages by now
             for unit, digest in looked:
                 page = restore.claimed[unit]
-                self._settle(restore, unit, HOST, DROPPED if page.dropped else self._damage(page, digest))
+                self._settle(restore, unit, HOST, DROPPED if page.dropped else self.verifier.damage(page, digest))
             self._finish_if_settled(restore)
-
-    def _damage(self, page: Page, digest: bytes | None) -> str:
-        """What is wrong with a page whose bytes in host memory have this checksum; empty: nothing."""
-        if digest is None:
-            return UNCHECKED
-        if page.digest is None:
-            # Came up from ssd, where its units were verified; this is the first look at it in memory.
-            page.learn_digest(digest)
-        elif digest != page.digest:
-            self._table.of[HOST].counters.checksum_failures += 1
-            self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
-            if not page.dropped:
-                self._table.drop(page)
-            return ReadOutcome.CHECKSUM.value
-        return ""
 
     def _use(self, keys: Sequence[bytes], now: int, reach: int, restore: Restore | None = None) -> None:
         """Count a use of pages that the device has. What `restore` claims lies behind them: those that other restores
@@ -572,21 +540,21 @@ class Restorer:
             restore.computing = True
             self._pacing.goes_on(restore)
             restore.story.computed(front, end)
-            if self.verifies_beside:
+            if self.verifier.beside:
                 # The upper layers are copied before anybody would look at what a forward has made of them.
                 resident = self._resident(restore, front, end)
-                restore.unchecked = self._look_at(restore, resident, partial(self._checked_for_layers, restore))
+                restore.unchecked = self.verifier.look_at(restore, resident, partial(self._checked_for_layers, restore))
             # Its pages are of use together only, so none is left out for being computed sooner.
             self._reads.batch.set_computing(restore, False)
             self._reads.pump()
 
-    def _checked_for_layers(self, restore: Restore, looked: _Looked) -> None:
+    def _checked_for_layers(self, restore: Restore, looked: Looked) -> None:
         with self._table.lock:
             restore.unchecked -= 1
             if restore.state is RestoreState.RELEASED:
                 return
             for unit, digest in looked:
-                self._settle(restore, unit, HOST, self._damage(restore.claimed[unit], digest))
+                self._settle(restore, unit, HOST, self.verifier.damage(restore.claimed[unit], digest))
 
     def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
         """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
@@ -629,61 +597,6 @@ class Restorer:
         """See `Restore.places`."""
         with self._table.lock:
             return restore.places(first, end)
-
-    def verified(
-        self, restore: Restore, first: int, places: Sequence[int], *, by_device: bool = False
-    ) -> Callable[[np.ndarray | None], None]:
-        """Where pages are verified beside their copy: begin to look at those from page `first` on, which are being
-        copied to the device from `places`, and stay pinned. `by_device`: leave those to it that it has had before.
-
-        What this returns waits for that, and raises DamagedPageError if one of them is not what it was. It is given
-        the digests that the pages have on the device, int64 [places, 2], or None without `by_device`. Any thread."""
-        looks = self._runner.queue()
-        with self._table.lock:
-            copied = self._verified_beside(restore, first, places)
-            known = self._host.digests.known([place for _, place in copied]) & by_device
-            unknown = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if not seen]
-            seen_before = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if seen]
-            looked_at = self._look_at(restore, [unit for unit, _ in unknown], looks.put)
-
-        def wait(digests: np.ndarray | None) -> None:
-            count, damage = looked_at, set[str]()
-            if digests is not None and (changed := self._changed(seen_before, digests, first)):
-                damage.add(NOT_AS_IT_WAS)
-                with self._table.lock:  # whether it was host memory, or the way to the device
-                    if restore.state is not RestoreState.RELEASED:
-                        count += self._look_at(restore, changed, looks.put)
-            for _ in range(count):
-                looked = looks.get()
-                with self._table.lock:
-                    if restore.state is not RestoreState.RELEASED:  # else the slots may hold other pages by now
-                        damage.update(self._damage(restore.claimed[unit], digest) for unit, digest in looked)
-            if said := ", ".join(sorted(damage - {""})):
-                raise DamagedPageError(f"a page in host memory: {said}")
-            if digests is not None and unknown:
-                with self._table.lock:
-                    if restore.state is not RestoreState.RELEASED:
-                        units, slots = zip(*unknown, strict=True)
-                        self._host.digests.learn(slots, digests[np.array(units) - first])
-
-        return wait
-
-    def _verified_beside(self, restore: Restore, first: int, places: Sequence[int]) -> list[tuple[int, int]]:
-        """The pages, and where they are, whose bytes nobody has looked at since they came to host memory, and which are
-        to be looked at while they are copied. Lock held."""
-        if not self.verifies_beside or restore.state is RestoreState.RELEASED:
-            return []
-        copied = ((unit, place) for unit, place in enumerate(places, first) if place < self._host.slots)
-        return [pair for pair in copied if restore.sources[pair[0]] == HOST or pair[0] in restore.also_here]
-
-    def _changed(self, pages: Sequence[tuple[int, int]], digests: np.ndarray, first: int) -> list[int]:
-        """Those that do not have the digest on the device that they had there before."""
-        if not pages:
-            return []
-        units, slots = zip(*pages, strict=True)
-        numbers = np.array(units)
-        changed: list[int] = numbers[self._host.digests.differ(slots, digests[numbers - first])].tolist()
-        return changed
 
     def copies(self, restore: Restore, first: int, pages: int) -> None:
         """Pages of it, from its page `first` (from 0) on, are about to be copied to the device: their `places`."""
@@ -783,13 +696,13 @@ class Restorer:
         done = self._runner.flag()
         self._jobs.put(done.set)
         done.wait()
-        self._checkers.flush()
+        self.verifier.checkers.flush()
 
     def close(self) -> None:
         """Finish queued jobs and end the worker."""
         self._jobs.put(None)
         self._thread.join()
-        self._checkers.close()
+        self.verifier.checkers.close()
 
     @property
     def alive(self) -> bool:
@@ -801,9 +714,3 @@ class Restorer:
                 job()
             except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
                 self._events.emit("restore.error", error=repr(error))
-
-
-def _tell(told: Callable[[_Looked], None], units: Sequence[int], digests: Sequence[bytes] | None) -> None:
-    """What the checkers have found of these pages of a restore."""
-    known: Sequence[bytes | None] = digests or [None] * len(units)
-    told(list(zip(units, known, strict=True)))

@@ -206,9 +206,11 @@ class Loader:
 
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
-        by_device = self._pool.has_digests and self._stack.restorer.verifies_beside
+        by_device = self._pool.has_digests and self._stack.restorer.verifier.beside
         looks = [
-            self._stack.restorer.verified(load.restore, load.first, load.places.numbers.tolist(), by_device=by_device)
+            self._stack.restorer.verifier.verified(
+                load.restore, load.first, load.places.numbers.tolist(), by_device=by_device
+            )
             for load in loads
             if load.restore is not None
         ]

@@ -235,7 +235,7 @@ class Offloader:
         rest = [index for index, digest in enumerate(digests) if not digest]
         if rest:
             came(np.asarray(rest, dtype=np.int64))
-        if self._pool.has_digests and self._stack.restorer.verifies_beside:
+        if self._pool.has_digests and self._stack.restorer.verifier.beside:
             # Pages that come back are compared with these, and their checksums need not be computed once more.
             self._stack.host.digests.learn(slots, self._pool.digests(pages))
         nbytes = len(slots) * self._pool.geometry.page_bytes

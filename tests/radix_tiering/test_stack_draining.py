@@ -321,7 +321,7 @@ def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> 
         assert all(page.pins for page in restore.claimed), "its slot is another one's while it is copied"
         bench.stack.host.page(restore.claimed[0].slot)[3] ^= 1
         with pytest.raises(DamagedPageError):
-            restorer.verified(restore, 0, places.tolist())(None)
+            restorer.verifier.verified(restore, 0, places.tolist())(None)
         restorer.copied(restore, 0, PAGES)
         restorer.split(restore)
         restorer.release(restore)
@@ -333,7 +333,7 @@ def test_what_is_taken_from_host_memory_after_all_is_verified_there() -> None:
     def test(bench: Bench) -> None:
         restorer, restore = bench.stack.restorer, taken_from_here(bench)
         bench.stack.host.page(restore.claimed[2].slot)[3] ^= 1
-        verified = restorer.verified(restore, 0, restorer.places(restore, 0, PAGES).numbers.tolist())
+        verified = restorer.verifier.verified(restore, 0, restorer.places(restore, 0, PAGES).numbers.tolist())
         with pytest.raises(DamagedPageError):
             verified(None)
         bench.peer.hold(False)

@@ -36,8 +36,7 @@ def make_loader(copy_in: Any, runner: Any = THREADS, digests: Any = None, verifi
         restorer=SimpleNamespace(
             count_load=lambda *_, **__: None,
             copied=lambda *_: None,
-            verified=verified or (lambda *_, **__: lambda digests: None),
-            verifies_beside=True,
+            verifier=SimpleNamespace(verified=verified or (lambda *_, **__: lambda digests: None), beside=True),
         ),
     )
     return Loader(pool, stack)

@@ -85,7 +85,7 @@ class WorldState:
         verified beside their copy, damage is an error of this copy instead, and nothing else is. `first`: which of the
         restore's pages lies at the first of `places`."""
         by_device = self.plan.by_device
-        verified = self.stack.restorer.verified(restore, first, places, by_device=by_device)
+        verified = self.stack.restorer.verifier.verified(restore, first, places, by_device=by_device)
         copied = []
         for key, place in zip(keys[first:], places, strict=False):
             assert place >= 0, "a page is promised that is nowhere"

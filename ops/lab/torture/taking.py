@@ -176,7 +176,7 @@ class Taking:
         return True
 
     def _copy_places(self, restore: Restore, memory: dict[int, np.ndarray], first: int, places: Sequence[int]) -> bool:
-        verified = self.stack.restorer.verified(restore, first, places, by_device=self.by_device)
+        verified = self.stack.restorer.verifier.verified(restore, first, places, by_device=self.by_device)
         for unit, place in enumerate(places, first):
             self._runner.sleep(self._draw.random() * COPY_SECONDS)
             memory[unit] = page_at(self.stack, place).copy()

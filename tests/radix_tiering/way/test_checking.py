@@ -23,7 +23,7 @@ class Held:
 
     def __init__(self, stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Sequence[int], ChecksDone]] = []
-        self._checkers = stack.restorer._checkers
+        self._checkers = stack.restorer.verifier.checkers
         self._check = self._checkers.check
         monkeypatch.setattr(self._checkers, "check", lambda slots, done: self.asked.append((slots, done)))
 
@@ -146,7 +146,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> tuple[TierStack, Held, Any]:
 
 def test_beside_a_copy_only_what_is_copied_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
-    verified = stack.restorer.verified(restore, 1, restore.places(1, 3).numbers.tolist())
+    verified = stack.restorer.verifier.verified(restore, 1, restore.places(1, 3).numbers.tolist())
     ((slots, _),) = held.asked
     assert list(slots) == stack.restorer.places(restore, 1, 3).numbers.tolist()
     held.answer()
@@ -157,7 +157,7 @@ def test_beside_a_copy_only_what_is_copied_is_looked_at(monkeypatch: pytest.Monk
 def test_beside_a_copy_damage_is_an_error_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
     stack.host.page(restore.claimed[2].slot)[7] ^= 1
-    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
+    verified = stack.restorer.verifier.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     held.answer()
     with pytest.raises(DamagedPageError, match="a page in host memory: corrupt: checksum"):
         verified(None)
@@ -170,7 +170,7 @@ def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack, held, restore = beside(monkeypatch)
-    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
+    verified = stack.restorer.verifier.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     monkeypatch.setattr(stack.host, "addresses", lambda slots: 1 / 0)
     held.answer()
     with pytest.raises(DamagedPageError, match="could not be verified"):
@@ -180,7 +180,7 @@ def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
 
 def test_pages_that_are_flushed_while_they_are_copied_are_still_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
-    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist())
+    verified = stack.restorer.verifier.verified(restore, 0, restore.places(0, 4).numbers.tolist())
     stack.flush(memory=True, durable=True)
     held.answer()
     verified(None)
@@ -213,7 +213,7 @@ def test_pages_that_the_device_has_had_are_left_to_it(monkeypatch: pytest.Monkey
     stack, held, restore = beside(monkeypatch)
     keys = chain(*"abcd")
     told_by_the_device(stack, restore, keys)
-    verified = stack.restorer.verified(restore, 1, restore.places(1, 4).numbers.tolist(), by_device=True)
+    verified = stack.restorer.verifier.verified(restore, 1, restore.places(1, 4).numbers.tolist(), by_device=True)
     assert held.asked == []
     verified(said_of(keys[1:]))
     assert held.asked == []
@@ -224,11 +224,11 @@ def test_what_the_device_says_is_known_once_a_checksum_was_right(monkeypatch: py
     """As of pages that have come from an SSD: the second copy costs no thread anything."""
     stack, held, restore = beside(monkeypatch)
     keys, places = chain(*"abcd"), restore.places(0, 4).numbers.tolist()
-    verified = stack.restorer.verified(restore, 0, places, by_device=True)
+    verified = stack.restorer.verifier.verified(restore, 0, places, by_device=True)
     assert len(held.asked) == 1
     held.answer()
     verified(said_of(keys))
-    stack.restorer.verified(restore, 0, places, by_device=True)(said_of(keys))
+    stack.restorer.verifier.verified(restore, 0, places, by_device=True)(said_of(keys))
     assert held.asked == []
     stack.restorer.release(restore)
 
@@ -241,7 +241,7 @@ def test_what_the_device_says_is_another_page_fails_the_load(monkeypatch: pytest
     told_by_the_device(stack, restore, keys)
     if where == "host memory":
         stack.host.page(restore.claimed[2].slot)[7] ^= 1
-    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist(), by_device=True)
+    verified = stack.restorer.verifier.verified(restore, 0, restore.places(0, 4).numbers.tolist(), by_device=True)
     said = said_of(keys).copy()
     said[2, 1] ^= 1
     monkeypatch.undo()  # the checkers answer
@@ -257,7 +257,7 @@ def test_what_has_ended_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     """Its slots may be others' by now."""
     stack, held, restore = beside(monkeypatch)
     slots = [page.slot for page in restore.claimed]
-    verified = stack.restorer.verified(restore, 0, restore.places(0, 4).numbers.tolist(), by_device=True)
+    verified = stack.restorer.verifier.verified(restore, 0, restore.places(0, 4).numbers.tolist(), by_device=True)
     held.answer()
     stack.restorer.release(restore)
     verified(said_of(chain(*"abcd")))

@@ -1,0 +1,138 @@
+"""Whether pages in host memory are what they were: before they are promised, or while they are copied to the device.
+
+By their checksums, on the threads of `checking`; and where they are copied to a device that says so, by what it says of
+those that it has had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from ..base.errors import DamagedPageError
+from ..base.events import EventLog
+from ..base.runner import Runner
+from ..table.held_page import Page
+from ..table.page_table import PageTable
+from ..table.tier_copies import HOST
+from ..tiers.host.host_tier import HostTier
+from ..tiers.tier import ReadOutcome
+from .checking import Checkers
+from .request_restore import Restore, RestoreState
+
+#: Why a page is not taken whose checksum could not be computed.
+UNCHECKED = "could not be verified"
+#: Why a page is not taken whose digest on the device is another one than before.
+NOT_AS_IT_WAS = "not what it was when the device had it"
+#: Pages of a restore, by where they are in it, and their checksums; None: it could not be computed.
+Looked = Sequence[tuple[int, bytes | None]]
+
+
+class Verifier:
+    """Of the pages of restores. Any thread."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        host: HostTier,
+        checkers: Checkers,
+        events: EventLog,
+        runner: Runner,
+        *,
+        beside: bool,
+    ) -> None:
+        """`beside`: pages that were in host memory already are verified while they are copied to the device."""
+        self.beside = beside
+        self.checkers = checkers
+        self._table = table
+        self._host = host
+        self._events = events
+        self._runner = runner
+
+    def look_at(self, restore: Restore, units: Sequence[int], told: Callable[[Looked], None]) -> int:
+        """Compute the checksums of these pages, which are kept in host memory by their pins; `told` is called with a
+        part of them at a time, on a thread of the checkers. How many times. Lock held."""
+        starts = range(0, len(units), self.checkers.together)
+        for start in starts:
+            some = units[start : start + self.checkers.together]
+            slots = [restore.claimed[unit].slot for unit in some]
+            self.checkers.check(slots, partial(_tell, told, some))
+        return len(starts)
+
+    def damage(self, page: Page, digest: bytes | None) -> str:
+        """What is wrong with a page whose bytes in host memory have this checksum; empty: nothing."""
+        if digest is None:
+            return UNCHECKED
+        if page.digest is None:
+            # Came up from ssd, where its units were verified; this is the first look at it in memory.
+            page.learn_digest(digest)
+        elif digest != page.digest:
+            self._table.of[HOST].counters.checksum_failures += 1
+            self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+            if not page.dropped:
+                self._table.drop(page)
+            return ReadOutcome.CHECKSUM.value
+        return ""
+
+    def verified(
+        self, restore: Restore, first: int, places: Sequence[int], *, by_device: bool = False
+    ) -> Callable[[np.ndarray | None], None]:
+        """Where pages are verified beside their copy: begin to look at those from page `first` on, which are being
+        copied to the device from `places`, and stay pinned. `by_device`: leave those to it that it has had before.
+
+        What this returns waits for that, and raises DamagedPageError if one of them is not what it was. It is given
+        the digests that the pages have on the device, int64 [places, 2], or None without `by_device`. Any thread."""
+        looks = self._runner.queue()
+        with self._table.lock:
+            copied = self._copied_unseen(restore, first, places)
+            known = self._host.digests.known([place for _, place in copied]) & by_device
+            unknown = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if not seen]
+            seen_before = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if seen]
+            looked_at = self.look_at(restore, [unit for unit, _ in unknown], looks.put)
+
+        def wait(digests: np.ndarray | None) -> None:
+            count, damage = looked_at, set[str]()
+            if digests is not None and (changed := self._changed(seen_before, digests, first)):
+                damage.add(NOT_AS_IT_WAS)
+                with self._table.lock:  # whether it was host memory, or the way to the device
+                    if restore.state is not RestoreState.RELEASED:
+                        count += self.look_at(restore, changed, looks.put)
+            for _ in range(count):
+                looked = looks.get()
+                with self._table.lock:
+                    if restore.state is not RestoreState.RELEASED:  # else the slots may hold other pages by now
+                        damage.update(self.damage(restore.claimed[unit], digest) for unit, digest in looked)
+            if said := ", ".join(sorted(damage - {""})):
+                raise DamagedPageError(f"a page in host memory: {said}")
+            if digests is not None and unknown:
+                with self._table.lock:
+                    if restore.state is not RestoreState.RELEASED:
+                        units, slots = zip(*unknown, strict=True)
+                        self._host.digests.learn(slots, digests[np.array(units) - first])
+
+        return wait
+
+    def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> list[tuple[int, int]]:
+        """The pages, and where they are, whose bytes nobody has looked at since they came to host memory, and which are
+        to be looked at while they are copied. Lock held."""
+        if not self.beside or restore.state is RestoreState.RELEASED:
+            return []
+        copied = ((unit, place) for unit, place in enumerate(places, first) if place < self._host.slots)
+        return [pair for pair in copied if restore.sources[pair[0]] == HOST or pair[0] in restore.also_here]
+
+    def _changed(self, pages: Sequence[tuple[int, int]], digests: np.ndarray, first: int) -> list[int]:
+        """Those that do not have the digest on the device that they had there before."""
+        if not pages:
+            return []
+        units, slots = zip(*pages, strict=True)
+        numbers = np.array(units)
+        changed: list[int] = numbers[self._host.digests.differ(slots, digests[numbers - first])].tolist()
+        return changed
+
+
+def _tell(told: Callable[[Looked], None], units: Sequence[int], digests: Sequence[bytes] | None) -> None:
+    """What the checkers have found of these pages of a restore."""
+    known: Sequence[bytes | None] = digests or [None] * len(units)
+    told(list(zip(units, known, strict=True)))
