@@ -177,7 +177,13 @@ class Proof:
         if not self._only_serving:
             self._all_but_serving()
         if self._serves:
-            self._part("serving", lambda: serving.serving(until=self._end, clock=self._clock), self._end)
+            self._part("serving", self._serving, self._end)
+
+    def _serving(self) -> Iterator[ProofCheck | ProofFigure]:
+        free = 0
+        if self._accelerator.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._accelerator.device)
+        yield from serving.serving(until=self._end, clock=self._clock, free_bytes=free)
 
     def _all_but_serving(self) -> None:
         checks = partial(right.checks, self._accelerator.device, self._seed, self._cases)

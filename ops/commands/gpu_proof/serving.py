@@ -1,8 +1,10 @@
-"""(e) A served model: agents that take turns, asked of SGLang without tiers, with HiCache, and with swift-tiers.
+"""(e) A served model: SGLang without tiers, with HiCache, and with swift-tiers, asked for prompts that the device has
+had and lost, of several lengths, and by agents that take turns.
 
 The model has the shape of Qwen3-8B and dummy weights: what a first token takes does not depend on them. Each server has
-the same device pool, too small for all agents together, and those with a host tier the same host memory. One server at
-a time; each is asked the same prompts in the same order. Needs SGLang and what swift-tiers itself needs.
+the same device pool, too small for all agents together, and those with a host tier the same host memory. Where the
+device has the memory for all of them they run beside each other and are asked by turns, else one after the other; each
+is asked the same prompts in the same order. Needs SGLang and what swift-tiers itself needs.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import importlib
 import importlib.util
 import json
 import math
+import random
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,6 +44,11 @@ START_SECONDS = 300.0
 #: With less than that left, seconds, no server is begun.
 _FEWEST_SECONDS = 60.0
 NEW_TOKENS = 8
+#: Seeds; the last one counts.
+ROUNDS = (0, 1)
+#: Where all run beside each other SGLang keeps this share of what is free when it starts, rather than of the device;
+#: and what a server takes of the device beside weights and pool, about, bytes.
+_SHARE_BESIDE, _BESIDES = "0.95", 3 * 2**30
 VOCABULARY = 151_936
 _PAGE = 16
 
@@ -86,10 +94,16 @@ def model_directory(folder: Path, layout: Layout) -> Path:
     return folder
 
 
-def arguments(system: str, model: Path, layout: Layout, tokens: int, load: ServingLoad) -> list[str]:
-    """The flags of one server; `tokens`: of all agents at their longest."""
-    device = -(-int(max(tokens * load.device_share, load.together * (load.longest + 64))) // _PAGE) * _PAGE
-    host = int(tokens * load.host_share)
+def pool_tokens(load: ServingLoad) -> int:
+    """Of each server's device pool."""
+    tokens = load.agents * load.longest
+    return -(-int(max(tokens * load.device_share, load.together * (load.longest + 64))) // _PAGE) * _PAGE
+
+
+def arguments(system: str, model: Path, layout: Layout, load: ServingLoad) -> list[str]:
+    """The flags of one server."""
+    device = pool_tokens(load)
+    host = int(load.agents * load.longest * load.host_share)
     common = [
         "--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init",
         "--dtype", "bfloat16", "--max-total-tokens", str(device), "--page-size", str(_PAGE),
@@ -113,12 +127,24 @@ def arguments(system: str, model: Path, layout: Layout, tokens: int, load: Servi
     return common
 
 
-class ServerAnswer(NamedTuple):
-    """What one server answered in the round that counts."""
+class Hits(NamedTuple):
+    """Prompts that the device has had and lost, asked once more with something new behind them."""
 
-    seconds: list[float]  # to the first token, of turns with a history
-    cached_tokens: int  # that were not computed
-    answers: list[tuple[int, ...]]
+    length: int  # tokens that were asked before, of each
+    new: int  # tokens behind them
+    prompts: int
+
+
+HITS = (Hits(160, 32, 12), Hits(2048, 64, 8), Hits(8192, 256, 6), Hits(30_000, 256, 2))
+
+
+class ServerAnswer(NamedTuple):
+    """What one server answered."""
+
+    seconds: list[float]  # to the first token, of turns with a history, in the round that counts
+    cached_tokens: int  # that were not computed in that round
+    answers: list[tuple[int, ...]]  # of that round, then of the hits
+    hits: Mapping[int, list[float]] = {}  # seconds to the first token, by their length
 
 
 def serving(
@@ -128,87 +154,175 @@ def serving(
     more: Sequence[str] = (),
     until: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
+    free_bytes: float = math.inf,
 ) -> Iterator[ProofCheck | ProofFigure]:
-    """Whether each server answers, then the time to the first token of turns that have a history. `more`: flags of
-    every server. `until`: by `clock`; what is not done by then is given up. Raises ImportError where something is not
-    installed, LeftOutError for servers that there was no time for."""
+    """Whether each server answers, then the time to the first token of hits and of turns that have a history. `more`:
+    flags of every server. `until`: by `clock`; what is not done by then is given up. `free_bytes`: of the device.
+    Raises ImportError where something is not installed, LeftOutError for servers that there was no time for."""
     for name in NEEDED:
         importlib.import_module(name)
     load = load or ServingLoad()
     found: dict[str, ServerAnswer] = {}
     late: list[str] = []
+    beside = len(systems) * server_bytes(layout, load) <= free_bytes
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as folder:
         model = model_directory(Path(folder), layout)
         # From a source tree, which nothing has installed, SGLang would not find them.
         plugins = announce_own(Path(folder) / "plugins")
-        for system in systems:
+        share = ("--mem-fraction-static", _SHARE_BESIDE) if beside else ()
+        for group in [systems] if beside else [[system] for system in systems]:
             if until - clock() < _FEWEST_SECONDS:
-                late.append(system)
+                late += group
                 continue
-            flags = [*arguments(system, model, layout, load.agents * load.longest, load), *more]
-            try:
-                log, environment = Path(folder) / f"{system}.log", plugins if system == TIERS else {}
-                found[system] = ask(system, flags, load, log, until - clock(), environment)
-            except TooLateError:
-                late.append(system)
-            except CommandError as error:
-                yield ProofCheck(f"server, {system}", 1, f"{error} {error.detail}".strip())
-            else:
-                yield ProofCheck(f"server, {system}", len(found[system].answers))
+            plans = [
+                ServerPlan(
+                    system,
+                    [*arguments(system, model, layout, load), *share, *more],
+                    Path(folder) / f"{system}.log",
+                    plugins if system == TIERS else {},
+                )
+                for system in group
+            ]
+            for system, answer in ask(plans, load, until - clock()).items():
+                if isinstance(answer, ServerAnswer):
+                    found[system] = answer
+                    yield ProofCheck(f"server, {system}", len(answer.answers))
+                elif isinstance(answer, TooLateError):
+                    late.append(system)
+                else:
+                    yield ProofCheck(f"server, {system}", 1, f"{answer} {answer.detail}".strip())
     yield from summary(found)
     if late:
         raise LeftOutError(f"no time was left for {', '.join(late)}")
 
 
-class TooLateError(Exception):
+def server_bytes(layout: Layout, load: ServingLoad) -> int:
+    """What one server takes of a device, about: weights, its pool, and what else a process and a forward need."""
+    heads = layout.hidden + 2 * layout.kv_heads * layout.head_dim
+    layer = layout.hidden * (heads + layout.hidden + 3 * layout.inner)
+    weights = 2 * (layout.layers * layer + 2 * VOCABULARY * layout.hidden)
+    return weights + pool_tokens(load) // _PAGE * layout.page_bytes + _BESIDES
+
+
+class TooLateError(CommandError):
     """A server's time is over, and nothing is known to be wrong with it."""
+
+    def __init__(self) -> None:
+        super().__init__("its time is over")
+
+
+class ServerPlan(NamedTuple):
+    """A server that is yet to be started."""
+
+    system: str
+    flags: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
 
 
 def ask(
-    system: str,
-    flags: Sequence[str],
-    load: ServingLoad,
-    log: Path,
-    seconds: float = math.inf,
-    environment: Mapping[str, str] | None = None,
-) -> ServerAnswer:
-    """Start a server, with environment variables of its own, ask it two rounds, end it. Raises CommandError, and after
-    so many seconds TooLateError."""
-    from ..bench.multiturn_replay import replay
-    from ..bench.multiturn_workload import RoundShape, make_round
+    plans: Sequence[ServerPlan], load: ServingLoad, seconds: float = math.inf
+) -> dict[str, ServerAnswer | CommandError]:
+    """Start the servers, ask them by turns, end them. What each has answered, or what went wrong with it: TooLateError
+    after so many seconds."""
     from ..demo.servers import Server, free_ports
 
-    shape = RoundShape(load.agents, load.turns, load.longest)
-    (port,) = free_ports(1)
-    answers: tuple[TurnOutcome, ...] = ()
-    with Server(system, flags, port, log, environment) as server:
+    answers: dict[str, ServerAnswer | CommandError] = {}
+    asked: dict[str, AskedServer] = {}
+    with ExitStack() as stack:
         over = threading.Event()
+        servers = {}
+        for plan, port in zip(plans, free_ports(len(plans)), strict=True):
+            server = Server(plan.system, plan.flags, port, plan.log, plan.environment)
+            servers[plan.system] = stack.enter_context(server)
+            asked[plan.system] = AskedServer(port, load)
 
         def end() -> None:
             over.set()
-            with suppress(CommandError, ProcessLookupError):  # it has ended by itself
-                server.signal_all(signal.SIGKILL)
+            for server in servers.values():
+                with suppress(CommandError, ProcessLookupError):  # it has ended by itself
+                    server.signal_all(signal.SIGKILL)
 
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
         timer.daemon = True
-        server.start()
-        timer.start()
+
+        def each(work: Callable[[str], object]) -> None:
+            """Of those that nothing has gone wrong with."""
+            for system in [system for system in servers if system not in answers]:
+                try:
+                    work(system)
+                except CommandError as error:
+                    enough = over.is_set() and asked[system].was_asked
+                    answers[system] = asked[system].answer if enough else TooLateError() if over.is_set() else error
+                    servers[system].end()
+
         try:
-            server.wait_ready(START_SECONDS)
+            each(lambda system: servers[system].start())
+            timer.start()
+            each(lambda system: servers[system].wait_ready(START_SECONDS))
             # Another round first: kernels are compiled at their first use.
-            for seed in (0, 1):
-                answers = replay(port, make_round(shape, VOCABULARY, seed), load.together, NEW_TOKENS).answers
-        except CommandError:
-            if over.is_set():
-                raise TooLateError from None
-            raise
+            for seed in ROUNDS:
+                each(lambda system, seed=seed: asked[system].round(seed))  # type: ignore[misc]
+            for hits in HITS:
+                each(lambda system, hits=hits: asked[system].hits(hits))  # type: ignore[misc]
         finally:
             timer.cancel()
-    return ServerAnswer(
-        [answer.ttft_seconds for answer in answers if answer.turn],
-        sum(answer.prompt_tokens - answer.computed for answer in answers),
-        [answer.token_ids for answer in answers],
-    )
+    return {system: answers.get(system, one.answer) for system, one in asked.items()}
+
+
+class AskedServer:
+    """One server, and what it has answered so far. Every method raises CommandError."""
+
+    def __init__(self, port: int, load: ServingLoad) -> None:
+        self._port = port
+        self._load = load
+        #: Whether it has answered the round that counts.
+        self.was_asked = False
+        self._turns: Sequence[TurnOutcome] = ()
+        self._hits: dict[int, list[TurnOutcome]] = {}
+
+    @property
+    def answer(self) -> ServerAnswer:
+        hits = [answer for answers in self._hits.values() for answer in answers]
+        return ServerAnswer(
+            [answer.ttft_seconds for answer in self._turns if answer.turn],
+            sum(answer.prompt_tokens - answer.computed for answer in self._turns),
+            [answer.token_ids for answer in (*self._turns, *hits)],
+            {length: [answer.ttft_seconds for answer in answers] for length, answers in self._hits.items()},
+        )
+
+    def round(self, seed: int) -> None:
+        """Agents that take turns; the last round counts."""
+        from ..bench.multiturn_replay import replay
+        from ..bench.multiturn_workload import RoundShape, make_round
+
+        shape = RoundShape(self._load.agents, self._load.turns, self._load.longest)
+        self._turns = replay(self._port, make_round(shape, VOCABULARY, seed), self._load.together, NEW_TOKENS).answers
+        self.was_asked = seed == ROUNDS[-1]
+
+    def hits(self, hits: Hits) -> None:
+        """Prompts, one at a time; others, until the device has lost them; then the first ones again, with something new
+        behind them. Nothing that is longer than the pool holds."""
+        pool = pool_tokens(self._load)
+        if hits.length + hits.new + NEW_TOKENS > pool:
+            return
+        draw = random.Random(hits.length)
+        before = [self._draw(draw, hits.length) for _ in range(hits.prompts)]
+        filling = self._load.longest * 2 // 3
+        others = [self._draw(draw, filling) for _ in range(pool // filling + 1)]
+        for prompt in (*before, *others):
+            self._ask(prompt)
+        self._hits[hits.length] = [self._ask(prompt + self._draw(draw, hits.new)) for prompt in before]
+
+    @staticmethod
+    def _draw(draw: random.Random, tokens: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(tokens)]
+
+    def _ask(self, prompt: list[int]) -> TurnOutcome:
+        from ..bench.multiturn_replay import ask
+        from ..bench.multiturn_workload import BenchTurn
+
+        return ask(self._port, BenchTurn(0, 0, prompt), NEW_TOKENS)
 
 
 def summary(found: Mapping[str, ServerAnswer]) -> Iterator[ProofFigure]:
@@ -217,14 +331,22 @@ def summary(found: Mapping[str, ServerAnswer]) -> Iterator[ProofFigure]:
     for system, asked in found.items():
         note = f"{asked.cached_tokens} tokens not computed"
         if OFF in found:
-            same = sum(one == other for one, other in zip(asked.answers, found[OFF].answers, strict=True))
-            note += f", {same} of {len(asked.answers)} answers as without tiers"
+            pairs = list(zip(asked.answers, found[OFF].answers, strict=False))  # where time was over, fewer of one
+            same = sum(one == other for one, other in pairs)
+            note += f", {same} of {len(pairs)} answers as without tiers"
         for percent in (50, 99):
             seconds = float(np.percentile(asked.seconds, percent))
             yield figure(f"first token, {system}, P{percent}", seconds * 1e3, "ms", note=note if percent == 50 else "")
+        for length, times in asked.hits.items():
+            milliseconds = float(np.median(times)) * 1e3
+            yield figure(f"first token, {system}, {length} tokens found", milliseconds, "ms", note=f"of {len(times)}")
     for other in (OFF, HICACHE):
         if TIERS not in found or other not in found:
             continue
         for percent in (50, 99):
             ratio = np.percentile(found[TIERS].seconds, percent) / np.percentile(found[other].seconds, percent)
             yield figure(f"first token, {TIERS} over {other}, P{percent}", float(ratio), "")
+        for length, times in found[TIERS].hits.items():
+            if length in found[other].hits:
+                ratio = np.median(times) / np.median(found[other].hits[length])
+                yield figure(f"first token, {TIERS} over {other}, {length} tokens found", float(ratio), "")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands.bench import multiturn_replay
+from swift_tiers.ops.commands.bench.multiturn_replay import Replayed, TurnOutcome
+from swift_tiers.ops.commands.bench.multiturn_workload import BenchTurn
 from swift_tiers.ops.commands.demo import entry_points, servers
 from swift_tiers.ops.commands.demo.servers import Server
 from swift_tiers.ops.commands.gpu_proof import serving
@@ -44,7 +49,7 @@ def test_the_configuration_is_one_that_transformers_reads(tmp_path: Path) -> Non
 
 def test_all_servers_get_the_same_memory(tmp_path: Path) -> None:
     load = ServingLoad()
-    flags = {system: arguments(system, tmp_path, QWEN, load.agents * load.longest, load) for system in SYSTEMS}
+    flags = {system: arguments(system, tmp_path, QWEN, load) for system in SYSTEMS}
     common = flags[OFF]
     assert all(one[: len(common)] == common for one in flags.values())
     device = int(common[common.index("--max-total-tokens") + 1])
@@ -59,29 +64,39 @@ def test_all_servers_get_the_same_memory(tmp_path: Path) -> None:
 def test_the_tiers_configuration_is_a_valid_one(tmp_path: Path) -> None:
     from swift_tiers.radix_tiering.base.config import parse_config
 
-    config = json.loads(arguments(TIERS, tmp_path, QWEN, 1000, ServingLoad())[-1])
+    config = json.loads(arguments(TIERS, tmp_path, QWEN, ServingLoad())[-1])
     assert parse_config(config).host.size == config["host"]["size"]
 
 
 def test_ratios_and_what_they_are_of() -> None:
     found = {
-        OFF: ServerAnswer([1.0] * 99 + [3.0], 10, [(1,), (2,)]),
-        TIERS: ServerAnswer([0.25] * 99 + [1.5], 30, [(1,), (9,)]),
+        OFF: ServerAnswer([1.0] * 99 + [3.0], 10, [(1,), (2,)], {160: [0.2, 0.1, 0.4]}),
+        TIERS: ServerAnswer([0.25] * 99 + [1.5], 30, [(1,), (9,)], {160: [0.1, 0.1, 0.1], 2048: [0.3]}),
     }
     figures = {figure.name: figure for figure in summary(found)}
     assert figures["first token, swift-tiers over off, P50"].value == 0.25
     assert figures["first token, swift-tiers, P50"].value == 250.0
     assert "1 of 2 answers as without tiers" in figures["first token, swift-tiers, P50"].note
     assert not [name for name in figures if HICACHE in name]
+    assert figures["first token, off, 160 tokens found"].value == 200.0
+    assert figures["first token, swift-tiers over off, 160 tokens found"].value == 0.5
+    assert "first token, swift-tiers over off, 2048 tokens found" not in figures, "there is nothing to compare it with"
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, **wrong: CommandError) -> list[list[serving.ServerPlan]]:
+    """Servers answer at once, or what went wrong with them is said; which were asked beside each other."""
+    groups: list[list[serving.ServerPlan]] = []
+
+    def ask(plans: list[serving.ServerPlan], load: object, seconds: float) -> dict[str, ServerAnswer | CommandError]:
+        groups.append(plans)
+        return {plan.system: wrong.get(plan.system) or ServerAnswer([1.0], 0, [(1,)]) for plan in plans}
+
+    monkeypatch.setattr(serving, "ask", ask)
+    return groups
 
 
 def test_a_server_that_does_not_start_is_told_and_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(system: str, *_: object) -> ServerAnswer:
-        if system == HICACHE:
-            raise CommandError("the server HiCache ended by itself", detail="no such flag")
-        return ServerAnswer([1.0], 0, [(1,)])
-
-    monkeypatch.setattr(serving, "ask", ask)
+    answered(monkeypatch, HiCache=CommandError("the server HiCache ended by itself", detail="no such flag"))
     found = list(serving.serving())
     checks = [one for one in found if isinstance(one, ProofCheck)]
     assert [(check.name, bool(check.failure)) for check in checks] == [
@@ -91,33 +106,127 @@ def test_a_server_that_does_not_start_is_told_and_the_others_are_compared(monkey
     assert "first token, swift-tiers over off, P99" in [one.name for one in found if isinstance(one, ProofFigure)]
 
 
+def test_servers_run_beside_each_other_where_the_device_has_memory_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = answered(monkeypatch)
+    h100 = 79 * 2**30
+    assert 20e9 < serving.server_bytes(QWEN, ServingLoad()) < h100 / 3
+    list(serving.serving(free_bytes=h100))
+    list(serving.serving(free_bytes=h100 / 2))
+    assert [[plan.system for plan in plans] for plans in groups] == [list(SYSTEMS), *([system] for system in SYSTEMS)]
+    assert all("--mem-fraction-static" in plan.flags for plan in groups[0]), "SGLang takes what is free for its own"
+    assert all("--mem-fraction-static" not in plan.flags for (plan,) in groups[1:])
+
+
 def test_servers_that_there_is_no_time_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now, left = 0.0, []
 
-    def ask(system: str, flags: object, load: object, log: object, seconds: float, environment: object) -> ServerAnswer:
+    def ask(plans: list[serving.ServerPlan], load: object, seconds: float) -> dict[str, ServerAnswer]:
         nonlocal now
         left.append(seconds)
         now += 200.0
-        return ServerAnswer([1.0], 0, [(1,)])
+        return {plans[0].system: ServerAnswer([1.0], 0, [(1,)])}
 
     monkeypatch.setattr(serving, "ask", ask)
     found: list[ProofCheck | ProofFigure] = []
     with pytest.raises(LeftOutError, match=r"no time was left for HiCache$"):
-        found.extend(serving.serving(until=450.0, clock=lambda: now))
+        found.extend(serving.serving(until=450.0, clock=lambda: now, free_bytes=0))
     assert left == [450.0, 250.0]
     assert not [one for one in found if isinstance(one, ProofCheck) and one.failure]
     assert "first token, swift-tiers over off, P50" in [one.name for one in found if isinstance(one, ProofFigure)]
 
 
-def test_a_server_that_hangs_is_ended_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Hanging(Server):
-        @property
-        def command(self) -> list[str]:
-            return [sys.executable, "-c", "import time; print('there', flush=True); time.sleep(600)"]
+class ModelServer(Server):
+    """Answers of itself at once; one named "hangs" never becomes ready, and one named "fails" ends."""
 
-    monkeypatch.setattr(servers, "Server", Hanging)
-    with pytest.raises(serving.TooLateError):
-        serving.ask(OFF, [], ServingLoad(), tmp_path / "log", seconds=1.0)
+    ended: list[str] = []  # noqa: RUF012 - cleared by the fixture
+    killed = False
+
+    def start(self) -> None:
+        self.killed = False
+
+    def wait_ready(self, timeout: float, tick: object = None) -> None:
+        if self.name == "fails":
+            raise CommandError("it ended by itself")
+        while self.name == "hangs" and not self.killed:
+            time.sleep(0.01)
+        if self.killed:
+            raise CommandError("it was killed")
+
+    def signal_all(self, number: int) -> None:
+        self.killed = True
+
+    def end(self) -> None:
+        self.ended.append(self.name)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Whoever is asked: (port, tokens), in order. Each prompt's answer is its length."""
+    order: list[tuple[int, int]] = []
+
+    def outcome(port: int, turn: BenchTurn, new_tokens: int) -> TurnOutcome:
+        order.append((port, len(turn.prompt)))
+        tokens = len(turn.prompt)
+        return TurnOutcome(
+            agent=turn.agent, turn=turn.turn, ttft_seconds=1.0, prompt_tokens=tokens, device=0, host=tokens - 1, disk=0,
+            token_ids=(tokens,),
+        )  # fmt: skip
+
+    def replayed(port: int, turns: list[BenchTurn], together: int, new_tokens: int) -> Replayed:
+        return Replayed(seconds=1.0, answers=tuple(outcome(port, turn, new_tokens) for turn in turns))
+
+    ModelServer.ended.clear()
+    monkeypatch.setattr(servers, "Server", ModelServer)
+    monkeypatch.setattr(multiturn_replay, "ask", outcome)
+    monkeypatch.setattr(multiturn_replay, "replay", replayed)
+    return order
+
+
+def plans(tmp_path: Path, *systems: str) -> list[serving.ServerPlan]:
+    return [serving.ServerPlan(system, [], tmp_path / system, {}) for system in systems]
+
+
+def test_servers_beside_each_other_are_asked_the_same_by_turns(asked: list[tuple[int, int]], tmp_path: Path) -> None:
+    load = ServingLoad(agents=2, turns=2, longest=600)
+    answers = serving.ask(plans(tmp_path, OFF, "fails", TIERS), load)
+    assert str(answers["fails"]) == "it ended by itself"
+    off, tiers = answers[OFF], answers[TIERS]
+    assert isinstance(off, ServerAnswer)
+    assert off == tiers
+    assert len(off.seconds) == 2, "turns with a history"
+    pool = serving.pool_tokens(load)
+    assert set(off.hits) == {hits.length for hits in serving.HITS if hits.length + hits.new + 8 <= pool} == {160}
+    assert len(off.hits[160]) == 12
+    first, second = dict.fromkeys(port for port, _ in asked)
+    by_server = [[tokens for port, tokens in asked if port == one] for one in (first, second)]
+    assert by_server[0] == by_server[1]
+    begins = [port for port, following in itertools.pairwise(port for port, _ in asked) if port != following]
+    assert begins == [first, second] * 2 + [first], "round by round, then the hits, by turns"
+    # What is asked between a prompt and its return is more than the device holds.
+    tokens = by_server[0][-12 - (pool // 400 + 1) - 12 :]
+    assert tokens[:12] == [160] * 12
+    assert tokens[-12:] == [192] * 12
+    assert sum(tokens[12:-12]) > pool
+    assert set(ModelServer.ended) == {OFF, "fails", TIERS}
+
+
+def test_a_server_that_hangs_is_ended_when_its_time_is_over(asked: list[tuple[int, int]], tmp_path: Path) -> None:
+    answers = serving.ask(plans(tmp_path, "hangs"), ServingLoad(), seconds=0.2)
+    assert isinstance(answers["hangs"], serving.TooLateError)
+
+
+def test_what_was_answered_when_time_was_over_is_kept(
+    asked: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hits(self: serving.AskedServer, hits: serving.Hits) -> None:
+        time.sleep(0.6)
+        raise CommandError("it was killed")
+
+    monkeypatch.setattr(serving.AskedServer, "hits", hits)
+    answers = serving.ask(plans(tmp_path, OFF), ServingLoad(agents=2, turns=2, longest=600), seconds=0.5)
+    answer = answers[OFF]
+    assert isinstance(answer, ServerAnswer)
+    assert (len(answer.seconds), dict(answer.hits)) == (2, {})
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +293,8 @@ def test_where_it_is_installed_nothing_is_announced(monkeypatch: pytest.MonkeyPa
 
 
 def test_only_the_server_with_tiers_is_told_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {}
-
-    def ask(system: str, *others: object) -> ServerAnswer:
-        told[system] = others[-1]
-        return ServerAnswer([1.0], 0, [(1,)])
-
-    monkeypatch.setattr(serving, "ask", ask)
+    groups = answered(monkeypatch)
     monkeypatch.setattr(serving, "announce_own", lambda folder: {"PYTHONPATH": "there"})
     list(serving.serving())
-    assert told == {OFF: {}, TIERS: {"PYTHONPATH": "there"}, HICACHE: {}}
+    (plans,) = groups
+    assert {plan.system: plan.environment for plan in plans} == {OFF: {}, TIERS: {"PYTHONPATH": "there"}, HICACHE: {}}
