@@ -32,6 +32,7 @@ class Checkers:
         """`checksum_unit`: see `Tier`."""
         self._host = host
         self._checksum_unit = checksum_unit
+        self._runner = runner
         self._jobs = runner.queue()  # of `_Look`, and None at the end
         self._unanswered = 0
         self._idle = runner.condition()
@@ -46,6 +47,27 @@ class Checkers:
         with self._idle:
             self._unanswered += 1
         self._jobs.put(_Look(slots, done))
+
+    def checksums(self, slots: Sequence[int]) -> list[bytes]:
+        """Of the pages in these slots, which the caller keeps: by the caller and all threads, a part each. Raises
+        RuntimeError where they cannot be computed."""
+        answers = self._runner.queue()
+        step = -(-len(slots) // (1 + len(self._threads))) or 1
+        own, *parts = [slots[start : start + step] for start in range(0, len(slots), step)] or [[]]
+        for number, part in enumerate(parts):
+            self.check(part, lambda digests, number=number: answers.put((number, digests)))  # type: ignore[misc]
+        try:
+            found = self._computed(own)
+        finally:
+            others = dict(answers.get() for _ in parts)  # the caller gives its slots up with what is raised
+        for number in range(len(parts)):
+            if others[number] is None:
+                raise RuntimeError("checksums of pages in host memory could not be computed")
+            found += others[number]
+        return found
+
+    def _computed(self, slots: Sequence[int]) -> list[bytes]:
+        return digests_at(self._host.addresses(slots), self._host.geometry.page_bytes, self._checksum_unit)
 
     def flush(self) -> None:
         """Wait until nothing is left to be answered."""
@@ -63,8 +85,7 @@ class Checkers:
         while (look := self._jobs.get()) is not None:
             digests = None
             try:
-                addresses = self._host.addresses(look.slots)
-                digests = digests_at(addresses, self._host.geometry.page_bytes, self._checksum_unit)
+                digests = self._computed(look.slots)
             except Exception:
                 logger.exception("swift-tiers: checksums of pages in host memory could not be computed")
             try:

@@ -243,4 +243,9 @@ class Offloader:
         return digests
 
     def _digests(self, put: Put, where: list[int]) -> list[bytes]:
-        return self._stack.intake.digests(put._replace(slots=[put.slots[index] for index in where]))
+        slots = [put.slots[index] for index in where]
+        verifier = self._stack.restorer.verifier
+        if verifier.beside:
+            # A GPU brings pages sooner than one thread computes their checksums.
+            return verifier.checkers.checksums(slots)
+        return self._stack.intake.digests(put._replace(slots=slots))

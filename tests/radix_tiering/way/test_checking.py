@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 
 from swift_tiers.kernels.page_digest import host_page_digest
 from swift_tiers.radix_tiering.base.errors import DamagedPageError
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
-from swift_tiers.radix_tiering.way.checking import ChecksDone
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.way.checking import Checkers, ChecksDone
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import Clock, chain, content, make_stack, memory_ssd, put, wait_until
+from support.engine import GEOMETRY, Clock, chain, content, make_stack, memory_ssd, put, wait_until
 
 
 class Held:
@@ -273,3 +277,37 @@ def test_a_slot_that_another_page_gets_is_not_known() -> None:
     assert host.digests.known([slot]).all(), "nothing is there that could be asked for"
     assert host.allocate() == slot
     assert not host.digests.known([slot]).any()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("pages", [0, 1, 2, 7])
+def test_checksums_are_shared_out_and_come_in_their_order(threads: int, pages: int) -> None:
+    host = HostTier(GEOMETRY, 8 * GEOMETRY.stride_bytes)
+    host.slab[:] = np.random.default_rng(0).integers(0, 256, host.slab.shape, dtype=np.uint8)
+    checkers = Checkers(host, None, threads, THREADS)
+    slots = np.random.default_rng(1).permutation(8)[:pages].tolist()
+    assert checkers.checksums(slots) == [page_digest(host.page(slot)) for slot in slots]
+    checkers.close()
+
+
+@pytest.mark.parametrize("by", ["the caller", "a thread"])
+def test_nobody_computes_any_more_when_checksums_have_failed(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked gives the slots to others then."""
+    host = HostTier(GEOMETRY, 8 * GEOMETRY.stride_bytes)
+    checkers = Checkers(host, None, 1, THREADS)
+    caller, at_work, addresses = threading.current_thread(), threading.Event(), host.addresses
+    still: list[int] = []
+
+    def fails(slots: Sequence[int]) -> np.ndarray:
+        mine = threading.current_thread() is caller
+        if mine == (by == "the caller"):
+            raise OSError("injected")
+        at_work.wait(0.05)
+        still.append(len(slots))
+        return addresses(slots)
+
+    monkeypatch.setattr(host, "addresses", fails)
+    with pytest.raises((OSError, RuntimeError)):
+        checkers.checksums([0, 1, 2, 3])
+    assert still == [2], "a part is computed behind the caller's back"
+    checkers.close()
