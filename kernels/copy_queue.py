@@ -1,8 +1,8 @@
 """What a transfer asks of an accelerator: copies on a side stream, in order, none of which the caller waits for.
 
-Two ways lead between a device pool and pages in host memory. The copy engine moves strided rows beside whatever the
-device computes, at a price for every call; kernels move any list of pages in one call, on processors that a forward
-would use. Who calls chooses, see `switch_over`.
+Two ways lead between the device and pages in host memory. The copy engine moves rows, a list of them in one call,
+beside whatever the device computes; kernels move the pieces of any list of pages, on processors that a forward would
+use.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class CopyQueue(ABC):
         memory, the other on the device. Rows may lie apart; the bytes of a row lie together."""
 
     @abstractmethod
-    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
-        """By the copy engine, in one call: row `rows[i]` of `source` to row `places[i]` of `target`, uint8 `[_, bytes]`
-        as wide as it; as of `rows` one is in page-locked host memory. int64 [n]; the arrays may change as soon as this
-        returns. Only where the accelerator `copies_lists`."""
+    def listed(self, sources: np.ndarray, targets: np.ndarray, nbytes: int) -> None:
+        """By the copy engine, in one call: `nbytes` from each address of `sources` to the one of `targets`, uint64 [n],
+        see `addresses`; the ones in page-locked host memory, the others on the device. They are done in no order of
+        their own. The lists may change as soon as this returns. Only where the accelerator `copies_lists`."""
 
     @abstractmethod
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
@@ -102,7 +102,7 @@ class Accelerator(ABC):
     """A device that copies beside computing."""
 
     device: torch.device
-    #: Whether its queues have `listed_rows`.
+    #: Whether its queues have `listed`.
     copies_lists: bool = True
 
     @abstractmethod
@@ -187,12 +187,9 @@ class _CudaQueue(CopyQueue):
             self._stream.cuda_stream,
         )
 
-    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
-        if not len(rows):
-            return
-        self._runtime.copy_list(
-            addresses(source, rows), addresses(target, places), source.shape[1], self._stream.cuda_stream
-        )
+    def listed(self, sources: np.ndarray, targets: np.ndarray, nbytes: int) -> None:
+        if len(sources):
+            self._runtime.copy_list(sources, targets, nbytes, self._stream.cuda_stream)
 
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         with torch.cuda.stream(self._stream):
@@ -228,7 +225,7 @@ class _CudaQueue(CopyQueue):
 
 
 def addresses(memory: torch.Tensor, rows: np.ndarray) -> np.ndarray:
-    """Of these rows of `memory`: uint64 [n]."""
+    """Where these rows of `memory`, uint8 `[_, bytes]`, begin: uint64 [n]."""
     return np.uint64(memory.data_ptr()) + rows.astype(np.uint64) * np.uint64(memory.stride(0))
 
 

@@ -1,9 +1,11 @@
 """A device pool in an accelerator's memory: loads layer by layer, stores page by page, beside the forward.
 
-To the device, a layer of a run of neighbouring pages goes by the copy engine straight to where SGLang reads it; what is
-scattered goes by a kernel that reads host memory itself. From the device, a kernel gathers whole pages into one half of
-a staging buffer while the copy engine empties the other. Host memory that is not page-locked is passed through two
-buffers that are, by turns. What has landed on the device already (`radix_tiering.landing`) is copied there by a kernel.
+To the device, the copy engine brings layers of many pages into one half of a staging buffer there, while a kernel takes
+those in the other half to where SGLang reads them; from the device, a kernel gathers whole pages into one half while
+the copy engine empties the other. Where the engine takes no lists of copies, or pages are too short for it, or one
+layer is asked for, a kernel that reads host memory itself loads. Host memory that is not page-locked is passed through
+two buffers that are, by turns. What has landed on the device already (`radix_tiering.landing`) is copied there by a
+kernel.
 
 Pages that are kept in a codec are coded by the kernel that gathers them, and decoded by the one that loads them, all of
 them: what crosses the link is the coded page.
@@ -11,27 +13,34 @@ them: what crosses the link is the coded page.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, ListedCopy, QueueMark
+from swift_tiers.kernels.copy_queue import (
+    Accelerator,
+    CopyQueue,
+    CudaAccelerator,
+    ListedCopy,
+    QueueMark,
+    addresses,
+)
+from swift_tiers.kernels.load_programs import measure_load_programs
 from swift_tiers.kernels.page_codec import Codec, PageCode
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.kernels.page_digest import digests_pool, prepare_digests, prepare_pool_digests
 from swift_tiers.kernels.page_gather import PageCopy, PageLists
 from swift_tiers.kernels.piece_copy import prepare_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
-from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 
-from .device_pool import Came, DevicePool, LayerDone, as_pages
+from .device_pool import Came, DevicePool, LayerDone
 from .sides import CopySide, StagingMemory
 
 logger = logging.getLogger(__name__)
@@ -39,29 +48,12 @@ logger = logging.getLogger(__name__)
 #: Layers are loaded together, as many as have so many bytes: what it takes to ask for a copy is then less than what the
 #: copy takes on any link, and a forward waits a tenth of a millisecond longer for its first layer.
 TOGETHER_BYTES = 4 * 2**20
+#: A kernel that writes host memory gets no more programs: nobody waits for it, and a forward needs the processors.
+STORE_PROGRAMS = 64
 #: What the copy engine brings of a page at a time, of neighbouring layers: shorter pieces leave the link waiting.
 STRIP_BYTES = 256 * 2**10
 #: Pages that are shorter go by kernels: the copy engine takes longer over so short a piece than the link.
 LISTED_BYTES = 64 * 2**10
-
-
-class Pieces(NamedTuple):
-    """A list of pairs of pages, split by the way that each goes."""
-
-    runs: list[tuple[int, int, int]]  # (first page, first slot, length), for the copy engine
-    pages: np.ndarray  # of the others: int64 [n]
-    slots: np.ndarray
-
-
-def split_runs(pages: np.ndarray, slots: np.ndarray, least: int) -> Pieces:
-    """Runs of at least `least` pairs that grow by one on both sides, and the pairs in no such run, in their order."""
-    long, rest, at = [], np.ones(len(pages), dtype=bool), 0
-    for page, slot, count in runs(pages, slots):
-        if count >= least:
-            long.append((page, slot, count))
-            rest[at : at + count] = False
-        at += count
-    return Pieces(long, pages[rest], slots[rest])
 
 
 def layer_groups(layers: int, least: int, most: int) -> list[range]:
@@ -76,7 +68,7 @@ def layer_groups(layers: int, least: int, most: int) -> list[range]:
             rest -= some
         size = min(2 * size, most)
     begins = np.cumsum([0, *first, *reversed(last)]).tolist()
-    return [range(begin, end) for begin, end in pairwise(begins)]
+    return [range(begin, end) for begin, end in itertools.pairwise(begins)]
 
 
 class AcceleratorPool(DevicePool):
@@ -87,23 +79,20 @@ class AcceleratorPool(DevicePool):
         layers: Sequence[Sequence[torch.Tensor]],
         page_size: int,
         accelerator: Accelerator,
-        switch_over: SwitchOver | None = None,
         codec: str = "",
     ) -> None:
-        """`switch_over`: measured by `prepare` unless given. `codec`: in which pages are kept below; empty: as they
-        are."""
+        """`codec`: in which pages are kept below; empty: as they are."""
         super().__init__(layers, page_size, codec)
         self._codec = Codec.named(codec) if codec else None
-        self.switch_over = switch_over or SwitchOver()
-        self._measures = switch_over is None
+        #: Of a kernel that reads host memory; None: as many as the device holds. `prepare` measures it.
+        self.load_programs: int | None = None
         self.accelerator: Accelerator = accelerator
         self._pool = PoolPlanes(layers, page_size)
         self._like = layers[0]
-        self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], ListedCopy] = {}
         self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
-        #: Whether whole pages go by the copy engine, lists of them in one call, by way of staging memory.
+        #: Whether loads go by the copy engine, lists of pages in one call, by way of staging memory.
         self._listed = accelerator.copies_lists and self.geometry.page_bytes >= LISTED_BYTES
         self._strip_layers = min(self.geometry.layers, max(1, STRIP_BYTES // self.geometry.layer_bytes))
 
@@ -119,8 +108,7 @@ class AcceleratorPool(DevicePool):
         reached = whole if locked else self._buffers.make_locked()
         # Of who offloads, and of who loads.
         staging = self._buffers.make_staging(1 + self._listed) if locked else None
-        if self._measures:
-            self._measure(reached)
+        self._measure(reached)
         self._compile(reached, staging)
 
     def _compile(self, slab: torch.Tensor, staging: torch.Tensor | None) -> None:
@@ -129,11 +117,11 @@ class AcceleratorPool(DevicePool):
         copies = [self._copy_of(slab, self._all_layers, out=False)]
         if staging is not None:
             copies.append(self._copy_of(staging, self._all_layers, out=True))
+        else:
+            copies.append(self._copy_of(slab, self._all_layers, out=True))
         if staging is not None and self._listed:
             copies.append(self._copy_of(staging, self._all_layers, out=False))
             copies.append(self._copy_of(self._strips(staging), range(self._strip_layers), 0, out=False))
-        else:
-            copies.append(self._copy_of(slab, self._all_layers, out=True))
         if self.landing is not None:
             copies.append(self._copy_of(self.landing, self._all_layers, out=False))
         if self.outgoing is not None:
@@ -150,25 +138,19 @@ class AcceleratorPool(DevicePool):
 
     def _measure(self, slab: torch.Tensor) -> None:
         try:
-            self.switch_over = found = measure_switch_over(
+            self.load_programs = measure_load_programs(
                 self.accelerator,
                 self._like,
                 self.page_size,
-                self.geometry.layers,
                 slab,
                 load=lambda pool, source: self._copy_between(pool, source, out=False),
             )
         except Exception:
-            # What is not known is guessed: copies are right all the same.
-            logger.exception("swift-tiers: the copy engine and kernels cannot be measured: %s", self.switch_over)
+            # Copies are right all the same.
+            logger.exception("swift-tiers: it cannot be measured how many programs fill the link: all are used")
             return
-        logger.info(
-            "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored; "
-            "a kernel loads with %s programs",
-            1 if self._listed else found.load_pages,
-            1 if self._listed else found.store_pages,
-            found.load_programs or "all",
-        )
+        way = "by the copy engine" if self._listed else "by a kernel"
+        logger.info("swift-tiers: pages are loaded %s; a kernel has %s programs", way, self.load_programs or "all")
 
     def adopt_thread(self) -> None:
         self._side()
@@ -267,20 +249,14 @@ class AcceleratorPool(DevicePool):
         layers: range,
         layer_done: LayerDone | None = None,
     ) -> None:
-        """Rows of page-locked `source` to pages of the pool; where `layer_done` is told of layers, with marks."""
+        """Rows of page-locked `source` to pages of the pool, by a kernel that reads them; where `layer_done` is told of
+        layers, with marks."""
         queue = side.kernels
-        # A page in a codec is not what the pool has: the copy engine cannot bring it there.
-        pieces = (
-            split_runs(pages, rows, self.switch_over.load_pages) if self._codec is None else Pieces([], pages, rows)
-        )
-        lists = side.lists(self._pool, pieces.pages, source, pieces.slots) if len(pieces.pages) else None
+        lists = side.lists(self._pool, pages, source, rows)
         step = max(1, -(-TOGETHER_BYTES // (len(pages) * self.geometry.layer_bytes)))
         for first in range(layers.start, layers.stop, step):
             some = range(first, min(first + step, layers.stop))
-            for layer in some:
-                self._load_runs(queue, pieces, source, layer)
-            if lists is not None:
-                queue.copy(self._copy_of(source, some, out=False), lists, self.switch_over.load_programs)
+            queue.copy(self._copy_of(source, some, out=False), lists, self.load_programs)
             if layer_done is not None:
                 mark = queue.mark()
                 for layer in some:
@@ -300,25 +276,28 @@ class AcceleratorPool(DevicePool):
             groups = layer_groups(self.geometry.layers, least, self._strip_layers)
         step = len(halves[0])
         places = np.arange(count, dtype=np.int64) % step
-        # Uploaded once: an upload between copies would wait for the link.
+        # Once a load: an upload between copies would wait for the link, and whoever asks for copies keeps the forward's
+        # thread from the interpreter.
         lists = side.lists(self._pool, pages, halves[0], places)
+        parts = [slice(start, start + step) for start in range(0, count, step)]
+        some_pages = [PageLists(lists.pages[part], lists.slots[part]) for part in parts]
+        sources, targets = addresses(source, rows), [addresses(half, places[:step]) for half in halves]
         emptied: list[QueueMark | None] = [None, None]
-        number = 0
-        for some in groups:
-            strip = slice(some.start * layer_bytes, some.stop * layer_bytes)
-            for start in range(0, count, step):
-                part, half, before = slice(start, start + step), halves[number % 2], emptied[number % 2]
-                if before is not None:
+        turns = itertools.cycle((0, 1))
+        for layers in groups:
+            width, strip = len(layers) * layer_bytes, sources + np.uint64(layers.start * layer_bytes)
+            copies = [self._copy_of(half, layers, 0, out=False) for half in halves]
+            for part, pages_of_it in zip(parts, some_pages, strict=True):
+                turn = next(turns)
+                if (before := emptied[turn]) is not None:
                     side.engine.after(before)
-                target = half[:, : strip.stop - strip.start]
-                side.engine.listed_rows(source[:, strip], rows[part], target, places[part])
+                theirs = strip[part]
+                side.engine.listed(theirs, targets[turn][: len(theirs)], width)
                 side.kernels.after(side.engine.mark())
-                copy = self._copy_of(half, some, 0, out=False)
-                side.kernels.copy(copy, PageLists(lists.pages[part], lists.slots[part]))
-                emptied[number % 2] = side.kernels.mark()
-                number += 1
+                side.kernels.copy(copies[turn], pages_of_it)
+                emptied[turn] = side.kernels.mark()
             mark = side.kernels.mark()
-            for layer in some:
+            for layer in layers:
                 layer_done(layer, mark)
 
     def _strips(self, half: torch.Tensor) -> torch.Tensor:
@@ -326,14 +305,6 @@ class AcceleratorPool(DevicePool):
         width = self._strip_layers * self.geometry.layer_bytes
         rows = half.numel() // width
         return half.view(-1)[: rows * width].view(rows, width)
-
-    def _load_runs(self, queue: CopyQueue, pieces: Pieces, source: torch.Tensor, layer: int) -> None:
-        for page, slot, count in pieces.runs:
-            at = layer * self.geometry.layer_bytes
-            for plane in self._planes[layer]:
-                width = plane.shape[1]
-                queue.rows(source[slot : slot + count, at : at + width], plane[page : page + count])
-                at += width
 
     def _page_locked(
         self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
@@ -368,21 +339,7 @@ class AcceleratorPool(DevicePool):
             if not self.accelerator.page_locked(whole):
                 self._store_unlocked(side, pages, slab, slots, came)
                 return
-            if self._listed:
-                self._store_staged(side, pages, whole, slots, lambda first, end: came(np.arange(first, end)))
-                return
-            # A kernel gathers the pages in whatever order: only the slots decide about the copy engine.
-            order = np.argsort(slots)
-            by_engine = np.ones(len(slots), dtype=bool)
-            at = 0
-            for _, _, count in runs(slots[order], slots[order]):
-                by_engine[order[at : at + count]] = count >= self.switch_over.store_pages
-                at += count
-            if not by_engine.all():
-                most = self.switch_over.store_programs
-                self._gather(side.kernels, pages[~by_engine], whole, slots[~by_engine], most)
-            order = order[by_engine[order]]
-            self._store_staged(side, pages[order], whole, slots[order], lambda first, end: came(order[first:end]))
+            self._store_staged(side, pages, whole, slots, lambda first, end: came(np.arange(first, end)))
 
     def _copy_aside(self, pages: np.ndarray, rows: np.ndarray, after: Sequence[Any]) -> None:
         assert self.outgoing is not None
@@ -407,23 +364,26 @@ class AcceleratorPool(DevicePool):
         told of those `[first, end)` that are there while two pieces more are under way."""
         under_way: deque[tuple[QueueMark, int, int]] = deque()
         emptied: list[QueueMark | None] = [None, None]
-        step = len(side.staging[0])
+        step, room = len(side.staging[0]), slab[:, : self.geometry.page_bytes]
+        rows = np.arange(len(pages), dtype=np.int64) % step
+        lists = side.kernels.lists(self._pool, pages, side.staging[0], rows)
+        sources, targets = [addresses(half, rows[:step]) for half in side.staging], addresses(slab, slots)
+        copies = [self._copy_of(half, self._all_layers, out=True) for half in side.staging]
         for number, start in enumerate(range(0, len(pages), step)):
-            half, before = side.staging[number % 2], emptied[number % 2]
+            turn, part = number % 2, slice(start, start + step)
+            half, before = side.staging[turn], emptied[turn]
             if before is not None:
                 side.kernels.after(before)
-            part, targets = pages[start : start + step], slots[start : start + step]
-            rows = np.arange(len(part), dtype=np.int64)
-            self._gather(side.kernels, part, half, rows)
+            side.kernels.copy(copies[turn], PageLists(lists.pages[part], lists.slots[part]))
             side.engine.after(side.kernels.mark())
-            room = slab[:, : self.geometry.page_bytes]
-            if self._listed:
-                side.engine.listed_rows(half, rows, room, targets)
+            if self.accelerator.copies_lists:
+                theirs = targets[part]
+                side.engine.listed(sources[turn][: len(theirs)], theirs, self.geometry.page_bytes)
             else:
-                for row, slot, count in runs(rows, targets):
+                for row, slot, count in runs(rows[part], slots[part]):
                     side.engine.rows(half[row : row + count], room[slot : slot + count])
-            emptied[number % 2] = mark = side.engine.mark()
-            under_way.append((mark, start, start + len(part)))
+            emptied[turn] = mark = side.engine.mark()
+            under_way.append((mark, start, min(start + step, len(pages))))
             if len(under_way) > 2:
                 self._tell(under_way, came)
         while under_way:
@@ -453,7 +413,7 @@ class AcceleratorPool(DevicePool):
                 take()
             half, targets = side.locked[number % 2], slots[start : start + side.rows]
             rows = np.arange(len(targets), dtype=np.int64)
-            most = self.switch_over.store_programs
+            most = min(self.load_programs or STORE_PROGRAMS, STORE_PROGRAMS)
             self._gather(side.kernels, pages[start : start + side.rows], half, rows, most)
             under_way.append((side.kernels.mark(), half, start, targets))
         while under_way:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 #: Memory that a thread which copies may stage in, in halves: on the device, and as much page-locked if the host tier is
 #: not; bytes.
-STAGING_BYTES = 64 * 2**20
+STAGING_BYTES = 128 * 2**20
 
 #: Two tensors, uint8 [pages, page_bytes] each.
 Halves = list[torch.Tensor]

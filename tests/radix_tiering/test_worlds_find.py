@@ -25,6 +25,7 @@ from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.draining import Draining
 from swift_tiers.radix_tiering.way.reads import Reads
 from swift_tiers.radix_tiering.way.up import Restorer
+from swift_tiers.radix_tiering.way.verifying import Verifier
 
 from support.mutate import mutate
 
@@ -110,7 +111,7 @@ DEFECTS = [
     Defect("a claim that pins nothing", [Edit(Restorer, "_hold", "self._table.pin_all(claimed)", "pass")]),
     Defect(
         "bytes in memory that differ are served",
-        [Edit(Restorer, "_damage", "elif digest != page.digest:", "elif False:")],
+        [Edit(Verifier, "damage", "elif digest != page.digest:", "elif False:")],
     ),
     Defect("an errand that nobody is told of", [Edit(ErrandThread, "start", "self._wake.notify_all()", "pass")]),
     Defect("transfers that nobody is told of", [Edit(IoThread, "enqueue", "self._wake.notify_all()", "pass")]),

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.kernels.copy_queue import QueueMark
+from swift_tiers.kernels.load_programs import measure_load_programs
 from swift_tiers.kernels.page_gather import PageCopy
-from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.build import assembly, identity
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
-from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups, split_runs
-from swift_tiers.sglang_ext.way import offloads
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
 from support.engine import GEOMETRY
@@ -46,8 +45,7 @@ class Case:
         self.generator = np.random.default_rng(draw(st.integers(0, 2**16)))
         shape = ((pages + spare) * page_size, heads, head_dim)
         self.buffers = [[self._random(shape) for _ in range(planes)] for _ in range(layers)]
-        switch_over = SwitchOver(draw(st.sampled_from([1, 2, 3, 99])), draw(st.sampled_from([1, 2, 3, 99])))
-        self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator, switch_over)
+        self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator)
         count = draw(st.integers(1, pages))
         self.pages = self._list(draw, pages + spare, count)
         self.slots = self._list(draw, pages + spare, count)
@@ -227,7 +225,7 @@ def test_pages_that_have_come_are_told_while_others_are_under_way(locked):
     """Whoever computes their checksums need not wait for all of them."""
     accelerator = DeferredAccelerator(3, locked=locked)
     buffers = [[torch.randn(64, 4, 8) for _ in "kv"] for _ in range(2)]
-    pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(4, 1))
+    pool = AcceleratorPool(buffers, 1, accelerator)
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
     pages, slots = np.arange(40)[::-1].copy(), np.random.default_rng(1).permutation(64)[:40]
     told, under_way = [], []
@@ -267,7 +265,7 @@ class ShortAccelerator(DeferredAccelerator):
 def short_pool(accelerator: ShortAccelerator) -> tuple[AcceleratorPool, np.ndarray]:
     """Pages of 512 bytes, of which a half of the staging memory is to hold four."""
     buffers = [[torch.randn(16, 4, 8) for _ in "kv"] for _ in range(2)]
-    pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(4, 1))
+    pool = AcceleratorPool(buffers, 1, accelerator)
     return pool, np.zeros((16, pool.geometry.stride_bytes), dtype=np.uint8)
 
 
@@ -341,27 +339,19 @@ def test_few_pages_come_whole_and_many_by_strips_of_layers(monkeypatch):
         assert there == slab[slot, : pool.geometry.page_bytes].tobytes()
 
 
-def test_runs_are_split_by_what_they_are_worth():
-    pages = np.array([4, 5, 6, 9, 1, 2], dtype=np.int64)
-    slots = np.array([0, 1, 2, 7, 5, 6], dtype=np.int64)
-    assert split_runs(pages, slots, 1).runs == [(4, 0, 3), (9, 7, 1), (1, 5, 2)]
-    assert len(split_runs(pages, slots, 1).pages) == 0
-    some = split_runs(pages, slots, 3)
-    assert some.runs == [(4, 0, 3)]
-    assert (some.pages.tolist(), some.slots.tolist()) == ([9, 1, 2], [7, 5, 6])
-    assert split_runs(pages, slots, 4).runs == []
-
-
-def test_neighbours_go_by_the_copy_engine_and_others_by_a_kernel():
+def test_without_lists_a_kernel_loads_and_the_engine_stores_by_runs():
     # 32 pages of a layer are more than what is loaded together.
     accelerator = DeferredAccelerator(0, locked=True)
-    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator, SwitchOver(4, 1))
+    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator)
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
-    near, far = np.arange(32, dtype=np.int64), np.arange(0, 64, 2, dtype=np.int64)
-    pool.copy_in(near, slab, near, lambda layer, mark: None)
-    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3 * 2, 0)
-    pool.copy_in(far, slab, near, lambda layer, mark: None)
-    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3 * 2, 3)
+    near, far = np.arange(8, dtype=np.int64), np.arange(0, 16, 2, dtype=np.int64)
+    for pages in (near, far):
+        pool.copy_in(np.concatenate([pages, 20 + pages]), slab, np.arange(16), lambda layer, mark: None)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (0, 2 * 3)
+    pool.copy_out(near, slab, near)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (1, 2 * 3 + 1)
+    pool.copy_out(near, slab, far)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (1 + 8, 2 * 3 + 2)
 
 
 def test_lists_go_up_once_a_load_and_copies_are_made_ready_once(monkeypatch):
@@ -374,22 +364,20 @@ def test_lists_go_up_once_a_load_and_copies_are_made_ready_once(monkeypatch):
 
     monkeypatch.setattr(accelerator_pool, "PageCopy", Counted)
     accelerator = DeferredAccelerator(0, locked=True)
-    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator, SwitchOver(4, 99))
+    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator)
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
     near, far = np.arange(32, dtype=np.int64), np.arange(0, 64, 2, dtype=np.int64)
     for _ in range(3):
         pool.copy_in(far, slab, near, lambda layer, mark: None)
         pool.copy_out(far, slab, near)
     assert accelerator.uploads == 1 + 3, "of the same pages once, and of each store"
-    assert len(made) == 3 + 1, "a layer each to the device, and whole pages from there"
-    pool.copy_in(near, slab, near, lambda layer, mark: None)
-    assert accelerator.uploads == 1 + 3, "the copy engine needs no lists"
+    assert len(made) == 3 + 2, "a layer each to the device, and whole pages from there to either half"
 
 
 def test_a_load_of_one_layer_after_the_other_uploads_its_lists_once():
     accelerator = DeferredAccelerator(0, locked=True)
     buffers = [[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)]
-    pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(99, 1))
+    pool = AcceleratorPool(buffers, 1, accelerator)
     slab = np.random.default_rng(0).integers(0, 256, (64, pool.geometry.stride_bytes), dtype=np.uint8)
     slots = np.arange(8, dtype=np.int64)
     for number, pages in enumerate((2 * slots, 2 * slots + 1), start=1):
@@ -406,7 +394,7 @@ def test_a_load_of_one_layer_after_the_other_uploads_its_lists_once():
 
 def test_layers_of_few_pages_are_loaded_together():
     accelerator = DeferredAccelerator(0, locked=True)
-    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(7)], 1, accelerator, SwitchOver(4, 1))
+    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(7)], 1, accelerator)
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
     marks = {}
     # 3 pages of a layer have 192 bytes; of three layers they have 512 and more.
@@ -417,13 +405,12 @@ def test_layers_of_few_pages_are_loaded_together():
 
 
 class PricedAccelerator(DeferredAccelerator):
-    """Time passes by what is asked for: on the host so much a call of the engine, on the device so much a byte."""
+    """Time passes on the device by the byte, and the slower the fewer programs there are below so many."""
 
-    def __init__(self, call: float, engine_byte: float, kernel_byte: float) -> None:
+    def __init__(self, programs: int) -> None:
         super().__init__(0, locked=True)
-        self.host = self.device_time = 0.0
-        self.call, self.engine_byte, self.kernel_byte = call, engine_byte, kernel_byte
-        self.programs = 1  # that fill the link
+        self.device_time = 0.0
+        self.programs = programs  # that fill the link
         self.launches: list[int] = []  # bytes of each
 
     def queue(self) -> LateQueue:
@@ -431,25 +418,15 @@ class PricedAccelerator(DeferredAccelerator):
         self.queues.append(queue)
         return queue
 
-    @property
-    def now(self) -> float:
-        return self.host + self.device_time
-
 
 class PricedQueue(LateQueue):
     accelerator: PricedAccelerator
-
-    def rows(self, source, target):
-        self.accelerator.host += self.accelerator.call
-        self.accelerator.device_time += self.accelerator.engine_byte * target.numel()
-        super().rows(source, target)
 
     def copy(self, copy, lists, most_programs=None):
         few = max(1.0, self.accelerator.programs / most_programs) if most_programs else 1.0
         nbytes = len(lists.pages) * copy.pool.layer_bytes * len(copy.layers)
         self.accelerator.launches.append(nbytes)
-        self.accelerator.host += 1e9  # whatever the host takes for it
-        self.accelerator.device_time += self.accelerator.kernel_byte * nbytes * few
+        self.accelerator.device_time += nbytes * few
         super().copy(copy, lists, most_programs)
 
     def seconds(self, work):
@@ -461,41 +438,22 @@ class PricedQueue(LateQueue):
 SAMPLE = 2**16
 
 
-def measured(accelerator: PricedAccelerator, planes: int = 2) -> SwitchOver:
-    """Of pages of one token, 8 layers of 128 bytes."""
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize(("needed", "programs"), [(1, 32), (32, 32), (34, 64), (64, 64), (500, 512), (2000, None)])
+def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs, planes):
+    """By the device's clock, over more than the host's price of a launch can be seen in."""
+    accelerator = PricedAccelerator(needed)
+    # Pages of one token, 8 layers of 128 bytes.
     like = [torch.zeros(16, 1, 64 // planes, dtype=torch.bfloat16) for _ in range(planes)]
     slab = torch.zeros(200, 8 * 128 + 64, dtype=torch.uint8)
     before = slab.clone()
-    found = measure_switch_over(accelerator, like, 1, 8, slab, lambda: accelerator.now, SAMPLE)
+    assert measure_load_programs(accelerator, like, 1, slab, SAMPLE) == programs
     assert torch.equal(slab, before), "the host tier is only read"
-    return found
-
-
-@pytest.mark.parametrize(
-    ("call", "load_pages", "store_pages"),
-    [(0.0, 1, 1), (64.0, 1, 1), (300.0, 5, 1), (1024.0, 16, 1), (4000.0, 63, 4), (1e6, 15625, 64)],
-)
-def test_a_run_goes_by_the_engine_where_the_link_takes_longer_than_its_calls(call, load_pages, store_pages):
-    """A run is two calls of a layer of 128 bytes a page, one call of a whole page of 1,024; a byte takes one. However
-    much slower a kernel is, calls that the link waits for keep the scheduler waiting too."""
-    found = measured(PricedAccelerator(call, 1.0, 2.0))
-    assert (found.load_pages, found.store_pages) == (load_pages, store_pages)
-    assert found.store_pages <= offloads.STEP_PAGES, "so many are stored at a time: more would be never"
-
-
-@pytest.mark.parametrize(("needed", "programs"), [(1, 32), (32, 32), (34, 64), (64, 64), (500, 512), (2000, None)])
-def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs):
-    """By the device's clock, over more than the host's price of a launch can be seen in."""
-    accelerator = PricedAccelerator(300.0, 1.0, 2.0)
-    accelerator.programs = needed
-    found = measured(accelerator)
-    assert (found.load_programs, found.load_pages) == (programs, 5)
     assert set(accelerator.launches) == {SAMPLE}
 
 
 @pytest.mark.parametrize(("load_programs", "store_programs"), [(None, 64), (32, 32), (64, 64), (512, 64)])
 def test_a_store_by_kernel_leaves_processors_to_the_forward(load_programs, store_programs, monkeypatch):
-    assert SwitchOver(4, 2, load_programs).store_programs == store_programs
     limits = []
     copy = LateQueue.copy
 
@@ -504,33 +462,25 @@ def test_a_store_by_kernel_leaves_processors_to_the_forward(load_programs, store
         copy(queue, which, lists, most_programs)
 
     monkeypatch.setattr(LateQueue, "copy", watched)
-    for locked in (True, False):
-        accelerator = DeferredAccelerator(0, locked=locked)
-        buffers = [[torch.zeros(16, 1, 8) for _ in "kv"]]
-        pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(4, 2, load_programs))
-        slab = np.zeros((16, pool.geometry.stride_bytes), dtype=np.uint8)
-        pool.copy_out(np.array([1, 2, 3]), slab, np.array([0, 2, 4]))
-    assert limits == [store_programs] * 2
+    buffers = [[torch.zeros(16, 1, 8) for _ in "kv"]]
+    pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=False))
+    pool.load_programs = load_programs
+    slab = np.zeros((16, pool.geometry.stride_bytes), dtype=np.uint8)
+    pool.copy_out(np.array([1, 2, 3]), slab, np.array([0, 2, 4]))
+    assert limits == [store_programs]
 
 
 def test_latent_rows_go_by_one_plane_each():
     """MLA as DeepSeek and Kimi have it: a layer of a page is one run of bytes, 64 rows of 1152."""
     accelerator = DeferredAccelerator(0, locked=True)
     layers = [[torch.zeros(8 * 64, 1, 576, dtype=torch.bfloat16)] for _ in range(3)]
-    pool = AcceleratorPool(layers, 64, accelerator, SwitchOver(4, 1))
+    pool = AcceleratorPool(layers, 64, accelerator)
     assert (pool.geometry.planes, pool.geometry.row_bytes, pool.geometry.page_bytes) == (1, 1152, 3 * 64 * 1152)
     slab = np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8)
     near, far = np.arange(8, dtype=np.int64), np.array([6, 1, 4, 3, 0, 7, 2, 5])
-    pool.copy_in(near, slab, near, lambda layer, mark: None)
-    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3, 0)
-    pool.copy_in(far, slab, near, lambda layer, mark: None)
-    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3, 3)
-
-
-@pytest.mark.parametrize("planes", [1, 2])
-def test_the_switch_over_is_measured_on_planes_like_the_pool(planes):
-    # A call of the engine for each plane: half as many calls are worth it for half as many pages.
-    assert measured(PricedAccelerator(300.0, 1.0, 2.0), planes).load_pages == {1: 3, 2: 5}[planes]
+    for pages in (near, far):
+        pool.copy_in(pages, slab, near, lambda layer, mark: None)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (0, 2 * 3)
 
 
 def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch):
@@ -544,7 +494,8 @@ def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch
     monkeypatch.setattr(LateQueue, "copy", watched)
     monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 1)
     buffers = [[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(2)]
-    pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=True), SwitchOver(99, 1, 48))
+    pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=True))
+    pool.load_programs = 48
     pool.landing = torch.zeros((2, pool.geometry.page_bytes), dtype=torch.uint8)
     slab = np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8)
     pool.copy_in(np.arange(5), slab, np.array([3, 8, 1, 9, 0]), lambda layer, mark: None)
@@ -555,34 +506,33 @@ def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch
 def test_what_was_measured_is_used_and_said(locked, monkeypatch, caplog):
     asked = []
 
-    def measure(accelerator, like, page_size, layers, slab, load):
-        asked.append((len(like), page_size, layers, accelerator.page_locked(slab)))
-        return SwitchOver(8, 2, 64)
+    def measure(accelerator, like, page_size, slab, load):
+        asked.append((len(like), page_size, accelerator.page_locked(slab)))
+        return 64
 
     accelerator = DeferredAccelerator(0, locked=locked)
     monkeypatch.setattr(accelerator_pool, "CudaAccelerator", lambda device: accelerator)
-    monkeypatch.setattr(accelerator_pool, "measure_switch_over", measure)
+    monkeypatch.setattr(accelerator_pool, "measure_load_programs", measure)
     pool = accelerator_pool.open_cuda_pool([[torch.zeros(8, 1, 8) for _ in "kv"] for _ in range(3)], 1)
     with caplog.at_level("INFO"):
         pool.prepare(np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8))
-    assert asked == [(2, 1, 3, True)]
-    assert pool.switch_over == SwitchOver(8, 2, 64)
+    assert asked == [(2, 1, True)]
+    assert pool.load_programs == 64
     staged = ["swift-tiers: 3.75KiB of the device's memory for copies"] if locked else []
     assert caplog.messages == [
         *staged,
-        "swift-tiers: runs of 8 pages and more are loaded by the copy engine, of 2 and more stored; "
-        "a kernel loads with 64 programs",
+        "swift-tiers: pages are loaded by a kernel; a kernel has 64 programs",
     ]
 
 
-def test_what_cannot_be_measured_is_guessed(monkeypatch, caplog):
+def test_where_nothing_can_be_measured_all_programs_load(monkeypatch, caplog):
     def measure(*them, load):
         raise RuntimeError("an odd driver")
 
-    monkeypatch.setattr(accelerator_pool, "measure_switch_over", measure)
+    monkeypatch.setattr(accelerator_pool, "measure_load_programs", measure)
     pool = AcceleratorPool([[torch.zeros(8, 1, 8) for _ in "kv"]], 1, DeferredAccelerator(0, locked=True))
     pool.prepare(np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8))
-    assert pool.switch_over == SwitchOver()
+    assert pool.load_programs is None
     assert "an odd driver" in caplog.text
 
 

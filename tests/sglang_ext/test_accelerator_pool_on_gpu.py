@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from swift_tiers.kernels.copy_queue import CudaAccelerator
-from swift_tiers.kernels.switch_over import STORE_PAGES, SwitchOver
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.sglang_ext.build.assembly import host_memory
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
@@ -48,12 +47,11 @@ def test_pages_go_out_and_come_back_and_nothing_is_compiled_meanwhile(locked: bo
     landing = Landing(accelerator, pool.geometry.page_bytes, 9 * 2**16)
     pool.landing = landing.memory
     pool.prepare(slab)
-    assert 1 <= pool.switch_over.store_pages <= STORE_PAGES
     before = compiled()
     originals = [[plane.clone() for plane in planes] for planes in layers]
     random = np.random.default_rng(0)
-    for switch_over in (pool.switch_over, SwitchOver(1, 1), SwitchOver(99, 64, 32)):
-        pool.switch_over = switch_over
+    for programs in (pool.load_programs, None, 32):
+        pool.load_programs = programs
         pages, slots = random.permutation(PAGES)[:30], random.permutation(64)[:30]
         came: list[int] = []
         written = torch.cuda.Event()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from swift_tiers.kernels.page_codec import Codec, decode_pages, encode_pages
 from swift_tiers.kernels.pool_planes import PoolPlanes
-from swift_tiers.kernels.switch_over import SwitchOver
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
@@ -33,15 +32,20 @@ def in_host_memory(layers: Layers, page_size: int, codec: str) -> DevicePool:
 
 def page_locked(layers: Layers, page_size: int, codec: str) -> DevicePool:
     accelerator = DeferredAccelerator(1, locked=True)
-    return AcceleratorPool(layers, page_size, accelerator, SwitchOver(1, 2), codec=codec)
+    return AcceleratorPool(layers, page_size, accelerator, codec)
+
+
+def by_lists(layers: Layers, page_size: int, codec: str) -> DevicePool:
+    accelerator = DeferredAccelerator(3, locked=True, lists=True)
+    return AcceleratorPool(layers, page_size, accelerator, codec)
 
 
 def pageable(layers: Layers, page_size: int, codec: str) -> DevicePool:
     accelerator = DeferredAccelerator(2, locked=False)
-    return AcceleratorPool(layers, page_size, accelerator, SwitchOver(1, 2), codec=codec)
+    return AcceleratorPool(layers, page_size, accelerator, codec)
 
 
-KINDS = pytest.mark.parametrize("kind", [in_host_memory, page_locked, pageable])
+KINDS = pytest.mark.parametrize("kind", [in_host_memory, page_locked, by_lists, pageable])
 Kind = Callable[[Layers, int, str], DevicePool]
 
 
@@ -50,6 +54,8 @@ def small_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that several pieces are needed, and buffers are used again."""
     monkeypatch.setattr(sides, "STAGING_BYTES", 8192)
     monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 512)
+    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 256)
+    monkeypatch.setattr(accelerator_pool, "LISTED_BYTES", 1)
 
 
 def buffers(layers: int, planes: int, rows: int, heads: int, head_dim: int, *, block_major: bool, seed: int) -> Layers:

@@ -12,7 +12,6 @@ import json
 import numpy as np
 import torch
 
-from swift_tiers.kernels.switch_over import SwitchOver
 from swift_tiers.ops.lab.bench.idle_gpu import IdleAccelerator, idle_gpu
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
@@ -55,8 +54,8 @@ def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[
     launched.clear()
     near, far = np.arange(12, dtype=np.int64), 3 * np.arange(12, dtype=np.int64)
     landed = np.where(near % 2, 64 + near // 2, near)
-    for switch_over in (SwitchOver(4, 1), SwitchOver(99, 64, 32)):
-        pool.switch_over = switch_over
+    for programs in (None, 32):
+        pool.load_programs = programs
         for pages in (near, far, far[:1]):
             for places in (far[: len(pages)], landed[: len(pages)]):
                 pool.copy_in(pages, slab, places, lambda layer, mark: None)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
@@ -15,6 +16,7 @@ from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.down import Intake, Mover
 from swift_tiers.radix_tiering.way.parts import AnswerBatch, Parts
 from swift_tiers.radix_tiering.way.up import Restorer
+from swift_tiers.radix_tiering.way.verifying import Verifier
 
 
 class Defect(NamedTuple):
@@ -80,10 +82,13 @@ FOUND = [
            "self.tier.release([written.place for (_, written), there in zip(some, kept, strict=True) if not there])",
            "pass"),
     Defect("a claim that pins nothing", Restorer, "_hold", "self._table.pin_all(claimed)", "pass"),
-    Defect("bytes in memory that differ are served", Restorer, "_damage",
+    Defect("bytes in memory that differ are served", Verifier, "damage",
            "elif digest != page.digest:", "elif False:"),
-    Defect("damage beside a copy is no error of it", Restorer, "verified",
+    Defect("damage beside a copy is no error of it", Verifier, "verified",
            'if said := ", ".join(sorted(damage - {""})):', "if False:"),
+    Defect("what the device says is not looked at", Verifier, "_changed", "if not pages:", "if True:"),
+    Defect("a page is taken for the one before it in its slot", HostTier, "allocate", "self.digests.forget(slot)",
+           "pass"),
     Defect("requests that are over keep their pins", Restorer, "_give_back",
            "self._table.unpin_all(some)", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",

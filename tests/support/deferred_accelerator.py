@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 import time
@@ -62,14 +63,13 @@ class LateQueue(CopyQueue):
         self.accelerator.engine_calls += 1
         self.do(lambda: target.copy_(source))
 
-    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
+    def listed(self, sources: np.ndarray, targets: np.ndarray, nbytes: int) -> None:
         assert self.accelerator.copies_lists
-        assert source.shape[1] == target.shape[1]
-        assert source.stride(1) == target.stride(1) == 1
-        order = np.random.default_rng(self.done).permutation(len(rows))
-        some, there = (torch.from_numpy(one[order].copy()) for one in (rows, places))
+        assert sources.dtype == targets.dtype == np.uint64
+        order = np.random.default_rng(self.done).permutation(len(sources))
+        pairs = list(zip(targets[order].tolist(), sources[order].tolist(), strict=True))
         self.accelerator.engine_calls += 1
-        self.do(lambda: target.index_copy_(0, there, source.index_select(0, some)))
+        self.do(lambda: [ctypes.memmove(target, source, nbytes) for target, source in pairs])
 
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         self.accelerator.uploads += 1

@@ -186,11 +186,11 @@ def told_the_same(s, questions, reqs, answers, aborted: set[str]) -> None:
 def verified_beside(s: Any) -> Iterator[None]:
     """As with `host.verify` = "beside"."""
     restorer = s.linker.stack.restorer
-    restorer._verify_first, restorer._verify_beside = False, True
+    restorer._verify_first, restorer.verifier.beside = False, True
     try:
         yield
     finally:
-        restorer._verify_first, restorer._verify_beside = True, False
+        restorer._verify_first, restorer.verifier.beside = True, False
 
 
 def in_memory(s: Any, question: list[int]) -> tuple[list[int], list[np.ndarray]]:

@@ -122,20 +122,16 @@ def kernels(
 def transfers(
     layout: Layout, accelerator: Accelerator, best: Ceilings, watch: Stopwatch, pages: int
 ) -> Iterator[ProofFigure]:
-    """Loads and stores as a server makes them, neighbouring and scattered pages, by the way that the measured
-    switch-over chooses. Raises ImportError where what a server needs is not installed."""
+    """Loads and stores as a server makes them, neighbouring and scattered pages. Raises ImportError where what a server
+    needs is not installed."""
     from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 
     layers = POOLS["layer-first"](layout, 2 * pages, accelerator.device)
     pool = AcceleratorPool(layers, PAGE_SIZE, accelerator)
     slab = accelerator.host_memory(pages, pool.geometry.stride_bytes)
     pool.prepare(slab.numpy())
-    switch_over = pool.switch_over
-    yield ProofFigure("transfers", f"{layout.name}: engine from, loads", switch_over.load_pages, "pages")
-    yield ProofFigure("transfers", f"{layout.name}: engine from, stores", switch_over.store_pages, "pages")
-    programs = switch_over.load_programs
-    if programs is not None:
-        yield ProofFigure("transfers", f"{layout.name}: programs of a load by kernel", programs, "")
+    if pool.load_programs is not None:
+        yield ProofFigure("transfers", f"{layout.name}: programs of a load by kernel", pool.load_programs, "")
     random = np.random.default_rng(2)
     near = np.arange(pages, dtype=np.int64)
     far = random.permutation(2 * pages)[:pages].astype(np.int64)

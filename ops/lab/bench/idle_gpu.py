@@ -21,7 +21,7 @@ from swift_tiers.kernels import (
     piece_copy_triton,
     pool_planes,
 )
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy, addresses
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy
 from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows
 from swift_tiers.kernels.page_digest import digest_bytes, page_digests, pool_digests
 from swift_tiers.kernels.page_gather import PageLists, page_lists
@@ -105,8 +105,8 @@ class IdleQueue(CopyQueue):
         sides = Rows(source.data_ptr(), source.stride(0)), Rows(target.data_ptr(), target.stride(0))
         self._runtime.copy_rows(*sides, width, count, 0)
 
-    def listed_rows(self, source: torch.Tensor, rows: np.ndarray, target: torch.Tensor, places: np.ndarray) -> None:
-        self._runtime.copy_list(addresses(source, rows), addresses(target, places), source.shape[1], 0)
+    def listed(self, sources: np.ndarray, targets: np.ndarray, nbytes: int) -> None:
+        self._runtime.copy_list(sources, targets, nbytes, 0)
 
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         return page_lists(pool, pages, slab, slots)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 LAYERS, KV_HEADS, HEAD_DIM, PAGE = 36, 8, 128, 16
 LENGTHS = (160, 1024, 8192)  # tokens
-#: Pages that lie together, in the list with several runs.
-RUN = 32
 #: Of the loading thread, for each layer of scattered pages: a layer of 160 tokens takes a link 12 us.
 LAYER_US_AT_MOST = 40.0
 #: A load of so few tokens takes the link half a millisecond.
@@ -73,7 +71,6 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
                 print(spread(f"{name} of {length} tokens, {kind}", taken, "us"))
     best = {name: min(taken) for name, taken in microseconds.items()}
     longest, pages_of_it = max(LENGTHS), max(LENGTHS) // PAGE
-    runs = (best[f"load_{longest}_runs"] - best[f"load_{longest}_neighbours"]) / (pages_of_it / RUN - 1) / LAYERS
     short = min(LENGTHS)
     figures = [
         *(
@@ -84,7 +81,6 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
             Figure(f"load_{short}_{kind}", best[f"load_{short}_{kind}"] / 1e3, "ms", at_most=SHORT_MS_AT_MOST)
             for kind in ("scattered", "neighbours")
         ),
-        Figure("load_run_of_a_layer", runs, "us"),
         Figure("offload_page", best[f"offload_{longest}_neighbours"] / pages_of_it, "us"),
         Figure("offload_page_scattered", best[f"offload_{longest}_scattered"] / pages_of_it, "us"),
     ]
@@ -92,11 +88,9 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
 
 
 def lists(pages: int) -> dict[str, np.ndarray]:
-    """Pool pages as a load finds them: all apart, in runs, all together."""
+    """Pool pages as a load finds them: all apart, all together."""
     anywhere = 2 * np.random.default_rng(0).permutation(pages).astype(np.int64)
-    neighbours = np.arange(pages, dtype=np.int64)
-    runs = neighbours + neighbours // RUN
-    return {"scattered": anywhere, "runs": runs, "neighbours": neighbours}
+    return {"scattered": anywhere, "neighbours": np.arange(pages, dtype=np.int64)}
 
 
 def cpu_microseconds(

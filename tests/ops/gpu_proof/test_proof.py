@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_tiers.kernels import page_gather, switch_over
+from swift_tiers.kernels import load_programs, page_gather
 from swift_tiers.ops.cli import main
 from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, serving, speed
 from swift_tiers.ops.commands.gpu_proof.figures import Findings, ProofCheck, ProofFigure, line, picture
@@ -49,8 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     from swift_tiers.ops.commands.gpu_proof import stopwatch
 
     monkeypatch.setattr(stopwatch, "_LONG", 0.0)
-    monkeypatch.setattr(switch_over, "SAMPLE_BYTES", 2**20)
-    monkeypatch.setattr(switch_over, "_CALLS", 16)
+    monkeypatch.setattr(load_programs, "SAMPLE_BYTES", 2**20)
     monkeypatch.setattr(hidden, "CHUNK", 4)
     monkeypatch.setattr(direct, "_PAGES", 40)
     if not torch.cuda.is_available():

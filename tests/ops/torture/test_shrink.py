@@ -8,13 +8,14 @@ from swift_tiers.ops.lab.torture.outcome import Outcome, live
 from swift_tiers.ops.lab.torture.plan import as_words, from_words, make_plan
 from swift_tiers.ops.lab.torture.shrink import shrink
 from swift_tiers.radix_tiering.way.up import Restorer
+from swift_tiers.radix_tiering.way.verifying import Verifier
 
 from support.mutate import mutate
 
 #: Edits, each of them a defect.
 DEFECTS = {
     "a claim that pins nothing": (Restorer, "_hold", "self._table.pin_all(claimed)", "pass"),
-    "bytes in memory that differ are served": (Restorer, "_damage", "elif digest != page.digest:", "elif False:"),
+    "bytes in memory that differ are served": (Verifier, "damage", "elif digest != page.digest:", "elif False:"),
 }
 
 

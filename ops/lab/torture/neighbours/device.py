@@ -102,7 +102,7 @@ class PlainQueue(CopyQueue):
     def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source)
 
-    def listed_rows(self, *_: Any) -> None:
+    def listed(self, *_: Any) -> None:
         raise NotImplementedError("there is no pool here")
 
     def lists(self, *_: Any) -> Any:
