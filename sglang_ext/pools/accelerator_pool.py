@@ -52,17 +52,30 @@ TOGETHER_BYTES = 4 * 2**20
 STORE_PROGRAMS = 64
 #: What the copy engine brings of a page at a time, of neighbouring layers: shorter pieces leave the link waiting.
 STRIP_BYTES = 256 * 2**10
-#: Pages that are shorter go by kernels: the copy engine takes longer over so short a piece than the link.
+#: Pages that are shorter go by kernels, and pieces of pages are no shorter: the copy engine takes longer over less than
+#: the link, and over 16 KiB ten times as long.
 LISTED_BYTES = 64 * 2**10
 
 
-def layer_groups(layers: int, least: int, most: int) -> list[range]:
-    """Neighbouring layers that are loaded together: `least` of them at first, so that a forward may begin, and at last,
-    so that it has little left to do; in between `most`. Sizes double from either end."""
+def strip_layers(layers: int, layer_bytes: int) -> int:
+    """How many layers of a page the copy engine brings together, at most."""
+    return min(layers, max(1, -(-STRIP_BYTES // layer_bytes)))
+
+
+def layer_groups(layers: int, layer_bytes: int, pages: int) -> list[range]:
+    """Neighbouring layers that are loaded together, of pages that are more than a half of the staging memory holds.
+
+    Few at first, so that a forward may begin, and at last, so that it has little left to do: as many as make pieces
+    that the copy engine is not slow over, and no less together than is worth asking for. Sizes double from either
+    end."""
+    most = strip_layers(layers, layer_bytes)
+    least = min(most, max(-(-LISTED_BYTES // layer_bytes), -(-TOGETHER_BYTES // (pages * layer_bytes))))
     first, last, rest, size = list[int](), list[int](), layers, least
     while rest:
         for sizes in (last, first):
             some = min(size, rest)
+            if 0 < rest - some < least:  # which is too few by themselves
+                some = rest if rest <= most else rest // 2
             if some:
                 sizes.append(some)
             rest -= some
@@ -94,7 +107,7 @@ class AcceleratorPool(DevicePool):
         self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
         #: Whether loads go by the copy engine, lists of pages in one call, by way of staging memory.
         self._listed = accelerator.copies_lists and self.geometry.page_bytes >= LISTED_BYTES
-        self._strip_layers = min(self.geometry.layers, max(1, STRIP_BYTES // self.geometry.layer_bytes))
+        self._strip_layers = strip_layers(self.geometry.layers, self.geometry.layer_bytes)
 
     def _side(self) -> CopySide:
         if not hasattr(self._sides, "side"):
@@ -272,8 +285,7 @@ class AcceleratorPool(DevicePool):
         halves, groups = side.staging, [self._all_layers]
         if count > len(halves[0]):
             halves = [self._strips(half) for half in halves]
-            least = min(self._strip_layers, -(-TOGETHER_BYTES // (count * layer_bytes)))
-            groups = layer_groups(self.geometry.layers, least, self._strip_layers)
+            groups = layer_groups(self.geometry.layers, layer_bytes, count)
         step = len(halves[0])
         places = np.arange(count, dtype=np.int64) % step
         # Once a load: an upload between copies would wait for the link, and whoever asks for copies keeps the forward's

@@ -19,13 +19,15 @@ from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.build import assembly, identity
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
-from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups, strip_layers
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
 from support.engine import GEOMETRY
 from support.examples import examples
 
 POISON = 0x5A
+#: What copies are cut by where they serve; tests cut them smaller.
+SERVED = {name: getattr(accelerator_pool, name) for name in ("TOGETHER_BYTES", "STRIP_BYTES", "LISTED_BYTES")}
 #: Layers, planes of each, heads, dimensions of one, tokens of a page: K and V, or the latent rows of MLA, among them
 #: those of DeepSeek and Kimi, 1152 bytes.
 SHAPES = st.one_of(
@@ -300,23 +302,40 @@ def test_who_loads_and_who_stores_share_what_there_is():
         pool.prepare(slab)
 
 
-@given(layers=st.integers(1, 99), least=st.integers(1, 8), more=st.integers(0, 8))
-def test_layers_come_in_groups_that_begin_and_end_small(layers, least, more):
-    most = least + more
-    groups = layer_groups(layers, least, most)
+@given(layers=st.integers(1, 99), layer_bytes=st.integers(16, 2**20), pages=st.integers(1, 10_000))
+def test_layers_come_in_groups_that_begin_and_end_small(layers, layer_bytes, pages):
+    with pytest.MonkeyPatch.context() as as_served:
+        for name, value in SERVED.items():
+            as_served.setattr(accelerator_pool, name, value)
+        groups, most = layer_groups(layers, layer_bytes, pages), strip_layers(layers, layer_bytes)
     assert [layer for group in groups for layer in group] == list(range(layers))
     sizes = [len(group) for group in groups]
-    assert 1 <= min(sizes) <= max(sizes) <= most
-    assert sizes[0] <= least
-    assert sizes[-1] <= least
-    doublings = (most // least).bit_length()
-    assert len(sizes) <= layers // most + 2 * doublings + 2
+    assert max(sizes) <= most
+    # No piece is half as short as the copy engine needs, where a page has so much.
+    assert 2 * min(sizes) * layer_bytes >= min(SERVED["LISTED_BYTES"], layers * layer_bytes)
+    assert len(sizes) <= layers // most + 2 * most.bit_length() + 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer_bytes", "sizes"),
+    [
+        (36, 65536, [1, 2, 4, 4, 4, 2, 4, 4, 4, 4, 2, 1]),  # Qwen3-8B, pages of 16 tokens: 64 KiB at first, then 256
+        (36, 4096, [20, 16]),  # of one token: 64 KiB are sixteen layers
+        (61, 73728, [1, 2, *[4] * 6, 3, *[4] * 7, 2, 1]),  # DeepSeek-V3, pages of 64
+        (61, 1152, [61]),  # of one
+    ],
+)
+def test_no_piece_is_so_short_that_the_copy_engine_leaves_the_link_waiting(layers, layer_bytes, sizes, monkeypatch):
+    """Of models as they are deployed, thousands of their pages."""
+    for name, value in SERVED.items():
+        monkeypatch.setattr(accelerator_pool, name, value)
+    assert [len(group) for group in layer_groups(layers, layer_bytes, 4000)] == sizes
 
 
 def test_few_pages_come_whole_and_many_by_strips_of_layers(monkeypatch):
     """So that the copy engine is asked once for few, and has pieces worth its while of many."""
     monkeypatch.setattr(sides, "STAGING_BYTES", 2 * 4 * 576)  # four pages in each half
-    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 200)  # three layers of them
+    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 192)  # three layers of them
     accelerator = DeferredAccelerator(0, locked=True, lists=True)
     buffers = [[torch.randn(64, 1, 8) for _ in "kv"] for _ in range(9)]
     pool = AcceleratorPool(buffers, 1, accelerator)
