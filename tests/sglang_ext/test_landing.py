@@ -116,9 +116,9 @@ def test_what_is_computed_here_goes_to_a_neighbours_device_and_comes_back(direct
     tier.neighbours({"d": donor.address})
     wait_for(lambda: pool.outgoing.wanted, "the donor to map it")
     generator = torch.Generator().manual_seed(3)
-    for layer in pool._planes:
-        for plane in layer:
-            plane.copy_(torch.randint(0, 256, plane.shape, generator=generator, dtype=torch.uint8))
+    for plane in pool._pool.flat:
+        values = torch.randint(0, 256, (plane.nbytes,), generator=generator, dtype=torch.uint8)
+        plane.view(-1).view(torch.uint8).copy_(values)
     sources, keys = np.arange(PAGES) * 3, chain(*range(PAGES))
     rows_of = (sources[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
     want = [content_of(pool, page) for page in sources.tolist()]

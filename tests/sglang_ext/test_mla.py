@@ -9,7 +9,7 @@ import pytest
 
 from support.models import reference_answer, tiny_mla
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import costs_are_unknown, prompt
+from support.slow_link import costs_are_unknown, has_found_its_pages, prompt
 from support.tiers_of_a_model import (
     ANSWER,
     PAGE,
@@ -118,6 +118,7 @@ def test_answers_are_the_same_from_ssd_after_a_restart(tiers, arguments, expecte
     tiers.close()
     with SchedulerProcess(arguments) as restarted:
         restarted(costs_are_unknown)
+        restarted(has_found_its_pages)
         for name in ("a question", "in two chunks"):
             where = {"device": 0, "host": 0, "ssd": cached(QUESTIONS[name])}
             assert restarted(again, name) == (expected[name], where)

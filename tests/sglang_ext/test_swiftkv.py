@@ -10,7 +10,7 @@ import pytest
 from support import flashinfer_on_cpu, ngram_on_cpu
 from support.backends_of_gpus import OF_GPUS
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import costs_are_unknown, prompt
+from support.slow_link import costs_are_unknown, has_found_its_pages, prompt
 from support.swiftkv_models import LAYERS, VOCABULARY, Reference, as_published, tiny_swiftkv
 from support.tiers_of_a_model import (
     ANSWER,
@@ -269,6 +269,7 @@ def test_pages_outlive_their_server_and_are_found_by_no_other_model(tmp_path):
         assert process(again, "a question")[1] == {}
     with SchedulerProcess(arguments) as restarted:
         restarted(costs_are_unknown)
+        restarted(has_found_its_pages)
         assert restarted(identity) == (name, profile)
         assert restarted(again, "a question") == (
             answer,

@@ -75,6 +75,14 @@ class Unknown:
     sources: ClassVar[dict[str, object]] = {}
 
 
+def has_found_its_pages(s) -> None:
+    """A server that starts anew serves before it knows what its devices have kept."""
+    until = time.monotonic() + 60
+    while any(filling.unread for filling in s.linker.stack.fillings.values()):
+        assert time.monotonic() < until, "it is still looking for its pages"
+        time.sleep(0.01)
+
+
 def costs_are_unknown(s) -> None:
     """And stay so: what can be loaded is waited for, and given up for its deadline alone. By what it costs, more of it
     is recomputed the busier this machine is."""
