@@ -77,7 +77,7 @@ def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[
 
 def main() -> None:
     # Short pages go by lists too, and hardly any is staged whole.
-    accelerator_pool.LISTED_BYTES, accelerator_pool.STRIP_BYTES, sides.STAGING_BYTES = 1, 6_000, 2**17
+    accelerator_pool.LISTED_BYTES, accelerator_pool.STRIP_BYTES, sides.STAGING_BYTES = 1, 5_000, 2**17
     launched: set[str] = set()
     with idle_gpu(lambda name, compiled: launched.add(f"{name} {compiled}")) as accelerator:
         for codec in ("", "int8"):
