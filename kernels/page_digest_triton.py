@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .launch import COUNT_LIMIT, cdiv, launch, programs_for
 from .page_digest_plain import FACTORS, GOLDEN, SHIFTS
-from .pool_planes import PoolPlanes, alignment_of
+from .pool_planes import PoolPlanes, alignment_of, pieces_of
 
 #: Words of 8 bytes in a tile: 8 to each of 128 threads.
 TILE_WORDS = 1024
@@ -36,6 +36,20 @@ def mix(x):
     x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
     x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
     return x ^ (x >> _SHIFT_3)
+
+
+@triton.jit
+def with_words(a, b, word, index, there):
+    """Both sums with these words of a page besides; `index`: their places in it, from 0."""
+    key = (index + 1).to(tl.uint64) * _GOLDEN
+    mixed = tl.where(there, mix(word + key), 0).to(tl.uint64)
+    return a + mixed, b + mixed * (key | 1)
+
+
+@triton.jit
+def store_sums(target, a, b):
+    tl.store(target, tl.reduce(a, 0, tl.standard._sum_combine))
+    tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["slab", "slots", "sums"])
@@ -69,13 +83,8 @@ def sum_parts(
                 pieces = tl.load(begin.to(tl.pointer_type(tl.uint8)) + places, mask=places < NBYTES, other=0)
                 shifts = (tl.arange(0, 8) * 8)[None, :].to(tl.uint64)
                 word = tl.reduce(pieces.to(tl.uint64) << shifts, 1, tl.standard._sum_combine)
-            key = (index + 1).to(tl.uint64) * _GOLDEN
-            mixed = tl.where(there, mix(word + key), 0).to(tl.uint64)
-            a += mixed
-            b += mixed * (key | 1)
-        target = sums + item * 2
-        tl.store(target, tl.reduce(a, 0, tl.standard._sum_combine))
-        tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
+            a, b = with_words(a, b, word, index, there)
+        store_sums(sums + item * 2, a, b)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["table", "pages", "sums"])
@@ -110,13 +119,8 @@ def sum_planes(
                 place = begin + (index // PIECE_WORDS).to(tl.int64) * PIECE_STRIDE + (index % PIECE_WORDS) * 8
                 words = place.to(tl.pointer_type(tl.uint64))
             word = tl.load(words, mask=there, other=0)
-            key = (index + before + 1).to(tl.uint64) * _GOLDEN
-            mixed = tl.where(there, mix(word + key), 0).to(tl.uint64)
-            a += mixed
-            b += mixed * (key | 1)
-        target = sums + item * 2
-        tl.store(target, tl.reduce(a, 0, tl.standard._sum_combine))
-        tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
+            a, b = with_words(a, b, word, index + before, there)
+        store_sums(sums + item * 2, a, b)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sums", "digests"])
@@ -168,8 +172,7 @@ def finish_constants(nbytes: int, parts: int) -> dict[str, Any]:
 
 def pool_constants(pool: PoolPlanes) -> tuple[dict[str, Any], dict[str, Any]]:
     """The constants of both kernels for pages of a pool."""
-    whole = pool.row_stride == pool.row_bytes  # a page's rows follow each other in a plane
-    pieces, piece_bytes = (1, pool.page_size * pool.row_bytes) if whole else (pool.page_size, pool.row_bytes)
+    pieces, piece_bytes = pieces_of(pool.page_size, pool.row_bytes, pool.row_stride)
     summing = {
         "PLANES": len(pool.flat),
         "PIECES": pieces,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .launch import COUNT_LIMIT, cdiv, launch, programs_for
-from .pool_planes import PoolPlanes, alignment_of
+from .pool_planes import PoolPlanes, alignment_of, pieces_of
 
 #: Bytes of a tile: with 128 threads, four accesses of 16 bytes each under way before the first is waited for.
 TILE_BYTES = 8192
@@ -88,8 +88,7 @@ def copy_shape(
     page_size: int, row_bytes: int, row_stride: int, slot_stride: int, alignment: int, out: bool
 ) -> CopyShape:
     """The cut for such pages, whatever their number of planes. `alignment`: of every address, a power of two."""
-    whole = row_stride == row_bytes  # a page's rows follow each other in a plane
-    pieces, piece_bytes = (1, page_size * row_bytes) if whole else (page_size, row_bytes)
+    pieces, piece_bytes = pieces_of(page_size, row_bytes, row_stride)
     alignment = min(alignment, alignment_of(piece_bytes, row_stride, slot_stride))
     word = _WORDS[alignment]
     words = piece_bytes // word.itemsize

@@ -24,6 +24,11 @@ def alignment_of(*positions: int) -> int:
     return common
 
 
+def pieces_of(page_size: int, row_bytes: int, row_stride: int) -> tuple[int, int]:
+    """In how many runs of bytes a page lies in a plane, and how long each is: one where its rows follow each other."""
+    return (1, page_size * row_bytes) if row_stride == row_bytes else (page_size, row_bytes)
+
+
 class PoolPlanes:
     """The planes of a pool, and their addresses in a table on its device. Keeps the planes alive.
 
