@@ -17,7 +17,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -127,11 +127,10 @@ class AcceleratorPool(DevicePool):
     def _compile(self, slab: torch.Tensor, staging: torch.Tensor | None) -> None:
         """Every kernel that serves, as it serves: compiled at its first use, one would keep a forward waiting for a
         second, and be loaded when the device's memory is full. `slab`: what is loaded from and stored to."""
-        copies = [self._copy_of(slab, self._all_layers, out=False)]
-        if staging is not None:
-            copies.append(self._copy_of(staging, self._all_layers, out=True))
-        else:
-            copies.append(self._copy_of(slab, self._all_layers, out=True))
+        copies = [
+            self._copy_of(slab, self._all_layers, out=False),
+            self._copy_of(slab if staging is None else staging, self._all_layers, out=True),
+        ]
         if staging is not None and self._listed:
             copies.append(self._copy_of(staging, self._all_layers, out=False))
             copies.append(self._copy_of(self._strips(staging), range(self._strip_layers), 0, out=False))
@@ -351,7 +350,7 @@ class AcceleratorPool(DevicePool):
             if not self.accelerator.page_locked(whole):
                 self._store_unlocked(side, pages, slab, slots, came)
                 return
-            self._store_staged(side, pages, whole, slots, lambda first, end: came(np.arange(first, end)))
+            self._store_staged(side, pages, whole, slots, came)
 
     def _copy_aside(self, pages: np.ndarray, rows: np.ndarray, after: Sequence[Any]) -> None:
         assert self.outgoing is not None
@@ -365,15 +364,10 @@ class AcceleratorPool(DevicePool):
         queue.copy(copy, queue.lists(self._pool, pages, slab, slots), most)
 
     def _store_staged(
-        self,
-        side: CopySide,
-        pages: np.ndarray,
-        slab: torch.Tensor,
-        slots: np.ndarray,
-        came: Callable[[int, int], None],
+        self, side: CopySide, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, came: Came
     ) -> None:
         """Through both halves of the staging memory on the device: one is filled while the other is emptied. `came` is
-        told of those `[first, end)` that are there while two pieces more are under way."""
+        told of those that are there while two pieces more are under way."""
         under_way: deque[tuple[QueueMark, int, int]] = deque()
         emptied: list[QueueMark | None] = [None, None]
         step, room = len(side.staging[0]), slab[:, : self.geometry.page_bytes]
@@ -402,10 +396,10 @@ class AcceleratorPool(DevicePool):
             self._tell(under_way, came)
 
     @staticmethod
-    def _tell(under_way: deque[tuple[QueueMark, int, int]], came: Callable[[int, int], None]) -> None:
+    def _tell(under_way: deque[tuple[QueueMark, int, int]], came: Came) -> None:
         mark, first, end = under_way.popleft()
         mark.synchronize()
-        came(first, end)
+        came(np.arange(first, end, dtype=np.int64))
 
     def _store_unlocked(
         self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, came: Came
