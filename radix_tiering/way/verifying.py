@@ -86,19 +86,20 @@ class Verifier:
         the digests that the pages have on the device, int64 [places, 2], or None without `by_device`. Any thread."""
         looks = self._runner.queue()
         with self._table.lock:
-            copied = self._copied_unseen(restore, first, places)
-            known = self._host.digests.known([place for _, place in copied]) & by_device
-            unknown = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if not seen]
-            seen_before = [pair for pair, seen in zip(copied, known.tolist(), strict=True) if seen]
-            looked_at = self.look_at(restore, [unit for unit, _ in unknown], looks.put)
+            units, slots = self._copied_unseen(restore, first, places)
+            known = self._host.digests.known(slots) & by_device
+            looked_at = self.look_at(restore, units[~known].tolist(), looks.put)
 
         def wait(digests: np.ndarray | None) -> None:
             count, damage = looked_at, set[str]()
-            if digests is not None and (changed := self._changed(seen_before, digests, first)):
-                damage.add(NOT_AS_IT_WAS)
-                with self._table.lock:  # whether it was host memory, or the way to the device
-                    if restore.state is not RestoreState.RELEASED:
-                        count += self.look_at(restore, changed, looks.put)
+            if digests is not None:
+                differ = self._host.digests.differ(slots[known], digests[units[known] - first])
+                changed = units[known][differ].tolist()
+                if changed:
+                    damage.add(NOT_AS_IT_WAS)
+                    with self._table.lock:  # whether it was host memory, or the way to the device
+                        if restore.state is not RestoreState.RELEASED:
+                            count += self.look_at(restore, changed, looks.put)
             for _ in range(count):
                 looked = looks.get()
                 with self._table.lock:
@@ -106,30 +107,21 @@ class Verifier:
                         damage.update(self.damage(restore.claimed[unit], digest) for unit, digest in looked)
             if said := ", ".join(sorted(damage - {""})):
                 raise DamagedPageError(f"a page in host memory: {said}")
-            if digests is not None and unknown:
+            if digests is not None and not known.all():
                 with self._table.lock:
                     if restore.state is not RestoreState.RELEASED:
-                        units, slots = zip(*unknown, strict=True)
-                        self._host.digests.learn(slots, digests[np.array(units) - first])
+                        self._host.digests.learn(slots[~known], digests[units[~known] - first])
 
         return wait
 
-    def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> list[tuple[int, int]]:
+    def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> np.ndarray:
         """The pages, and where they are, whose bytes nobody has looked at since they came to host memory, and which are
-        to be looked at while they are copied. Lock held."""
-        if not self.beside or restore.state is RestoreState.RELEASED:
-            return []
-        copied = ((unit, place) for unit, place in enumerate(places, first) if place < self._host.slots)
-        return [pair for pair in copied if restore.sources[pair[0]] == HOST or pair[0] in restore.also_here]
-
-    def _changed(self, pages: Sequence[tuple[int, int]], digests: np.ndarray, first: int) -> list[int]:
-        """Those that do not have the digest on the device that they had there before."""
-        if not pages:
-            return []
-        units, slots = zip(*pages, strict=True)
-        numbers = np.array(units)
-        changed: list[int] = numbers[self._host.digests.differ(slots, digests[numbers - first])].tolist()
-        return changed
+        to be looked at while they are copied: int64 [2, n]. Lock held."""
+        pairs: list[tuple[int, int]] = []
+        if self.beside and restore.state is not RestoreState.RELEASED:
+            copied = ((unit, place) for unit, place in enumerate(places, first) if place < self._host.slots)
+            pairs = [pair for pair in copied if restore.sources[pair[0]] == HOST or pair[0] in restore.also_here]
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
 
 def _tell(told: Callable[[Looked], None], units: Sequence[int], digests: Sequence[bytes] | None) -> None:

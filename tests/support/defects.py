@@ -86,7 +86,7 @@ FOUND = [
            "elif digest != page.digest:", "elif False:"),
     Defect("damage beside a copy is no error of it", Verifier, "verified",
            'if said := ", ".join(sorted(damage - {""})):', "if False:"),
-    Defect("what the device says is not looked at", Verifier, "_changed", "if not pages:", "if True:"),
+    Defect("what the device says is not looked at", Verifier, "verified", "if changed:", "if False:"),
     Defect("a page is taken for the one before it in its slot", HostTier, "allocate", "self.digests.forget(slot)",
            "pass"),
     Defect("requests that are over keep their pins", Restorer, "_give_back",
