@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..base.checksum import digests_at
 from ..base.runner import Runner
 from ..tiers.host.host_tier import HostTier
 
@@ -67,7 +66,7 @@ class Checkers:
         return found
 
     def _computed(self, slots: Sequence[int]) -> list[bytes]:
-        return digests_at(self._host.addresses(slots), self._host.geometry.page_bytes, self._checksum_unit)
+        return self._host.checksums(slots, self._checksum_unit)
 
     def flush(self) -> None:
         """Wait until nothing is left to be answered."""

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..base.checksum import digests_at
 from ..base.events import EventLog
 from ..base.page import ROOT_KEY
 from ..base.runner import Runner
@@ -147,7 +146,7 @@ class Intake:
 
     def digests(self, put: Put) -> list[bytes]:
         """The checksums of the slots of `put`, once they are filled."""
-        return digests_at(self._host.addresses(put.slots), self._host.geometry.page_bytes, self._checksum_unit)
+        return self._host.checksums(put.slots, self._checksum_unit)
 
     def commit(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
         """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""

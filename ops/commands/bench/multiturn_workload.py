@@ -55,9 +55,9 @@ def make_round(shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]
     nearly everybody else twice, and finds its history on the device, in host memory, or on the disk.
     """
     generator = random.Random(seed)
-    system = _tokens(generator, vocabulary, int(shape.longest * SYSTEM_SHARE))
+    system = draw_tokens(generator, vocabulary, int(shape.longest * SYSTEM_SHARE))
     histories = [
-        system + _tokens(generator, vocabulary, _draw(generator, shape.longest, TASK_SHARES))
+        system + draw_tokens(generator, vocabulary, _draw(generator, shape.longest, TASK_SHARES))
         for _ in range(shape.agents)
     ]
     room = [(shape.longest - len(history)) // max(1, shape.turns - 1) for history in histories]
@@ -65,7 +65,7 @@ def make_round(shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]
     for turn in range(shape.turns):
         for agent in generator.sample(range(shape.agents), shape.agents):
             if turn:
-                added = _tokens(generator, vocabulary, _draw(generator, room[agent], TURN_SHARES))
+                added = draw_tokens(generator, vocabulary, _draw(generator, room[agent], TURN_SHARES))
                 histories[agent] = histories[agent] + added
             order.append(BenchTurn(agent, turn, histories[agent]))
     return order
@@ -76,7 +76,7 @@ def make_short_round(shape: RoundShape, vocabulary: int, seed: int) -> list[Benc
     generator = random.Random(seed)
     count = SHORT_FOR_ONE * shape.agents * shape.turns
     return [
-        BenchTurn(number, 0, _tokens(generator, vocabulary, generator.randint(*SHORT_TOKENS)))
+        BenchTurn(number, 0, draw_tokens(generator, vocabulary, generator.randint(*SHORT_TOKENS)))
         for number in range(count)
     ]
 
@@ -85,7 +85,7 @@ def make_fresh_round(shape: RoundShape, vocabulary: int, seed: int) -> list[Benc
     """Prompts as long as conversations are, none of which has a prefix that was asked before."""
     generator = random.Random(seed)
     return [
-        BenchTurn(number, 0, _tokens(generator, vocabulary, _draw(generator, shape.longest, FRESH_SHARES)))
+        BenchTurn(number, 0, draw_tokens(generator, vocabulary, _draw(generator, shape.longest, FRESH_SHARES)))
         for number in range(shape.agents * shape.turns)
     ]
 
@@ -111,8 +111,8 @@ def read_trace(path: Path, shape: RoundShape, vocabulary: int, seed: int) -> lis
     turns: list[BenchTurn] = []
     seen: Counter[int] = Counter()
     for number, agent in sorted(chosen.items()):
-        blocks = (_tokens(random.Random(f"{seed}/{name}"), vocabulary, block) for name in chains[number])
-        tail = _tokens(random.Random(f"{seed}/{agent}/{seen[agent]}"), vocabulary, TRACE_TAIL)
+        blocks = (draw_tokens(random.Random(f"{seed}/{name}"), vocabulary, block) for name in chains[number])
+        tail = draw_tokens(random.Random(f"{seed}/{agent}/{seen[agent]}"), vocabulary, TRACE_TAIL)
         turns.append(BenchTurn(agent, seen[agent], [token for tokens in blocks for token in tokens] + tail))
         seen[agent] += 1
     return turns
@@ -166,6 +166,6 @@ def _draw(generator: random.Random, tokens: int, shares: tuple[float, float]) ->
     return max(1, generator.randint(int(tokens * least), int(tokens * most)))
 
 
-def _tokens(generator: random.Random, vocabulary: int, count: int) -> list[int]:
+def draw_tokens(generator: random.Random, vocabulary: int, count: int) -> list[int]:
     # Neither the special tokens at one end nor what was added at the other.
     return generator.choices(range(vocabulary // 16, vocabulary * 3 // 4), k=count)

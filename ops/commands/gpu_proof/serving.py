@@ -303,20 +303,19 @@ class AskedServer:
     def hits(self, hits: Hits) -> None:
         """Prompts, one at a time; others, until the device has lost them; then the first ones again, with something new
         behind them. Nothing that is longer than the pool holds."""
+        from ..bench.multiturn_workload import draw_tokens
+
         pool = pool_tokens(self._load)
         if hits.length + hits.new + NEW_TOKENS > pool:
             return
         draw = random.Random(hits.length)
-        before = [self._draw(draw, hits.length) for _ in range(hits.prompts)]
+        before = [draw_tokens(draw, VOCABULARY, hits.length) for _ in range(hits.prompts)]
         filling = self._load.longest * 2 // 3
-        others = [self._draw(draw, filling) for _ in range(pool // filling + 1)]
+        others = [draw_tokens(draw, VOCABULARY, filling) for _ in range(pool // filling + 1)]
         for prompt in (*before, *others):
             self._ask(prompt)
-        self._hits[hits.length] = [self._ask(prompt + self._draw(draw, hits.new)) for prompt in before]
-
-    @staticmethod
-    def _draw(draw: random.Random, tokens: int) -> list[int]:
-        return [draw.randrange(VOCABULARY) for _ in range(tokens)]
+        again = [prompt + draw_tokens(draw, VOCABULARY, hits.new) for prompt in before]
+        self._hits[hits.length] = [self._ask(prompt) for prompt in again]
 
     def _ask(self, prompt: list[int]) -> TurnOutcome:
         from ..bench.multiturn_replay import ask

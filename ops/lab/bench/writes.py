@@ -20,7 +20,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.checksum import digests_at
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.stack import TierStack
@@ -118,7 +117,7 @@ def _written(stack: TierStack, number: int) -> BurstCost:
             0, 256, geometry.page_bytes, np.uint8
         )
     began = time.thread_time()
-    digests_at(stack.host.addresses(put.slots), geometry.page_bytes, stack.tiers["ssd"].checksum_unit)
+    stack.host.checksums(put.slots, stack.tiers["ssd"].checksum_unit)
     checksums = 1e6 * (time.thread_time() - began) / count
     before = thread_seconds("ssd-io")
     stack.intake.commit(put)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...base.checksum import digests_at
 from ...base.memory import huge_array
 from ...base.page import PageGeometry
 from ...base.slot_map import SlotState, TierMap
@@ -132,6 +133,10 @@ class HostTier:
         if together != 1:
             raise ValueError("the bytes of a page do not lie together: this slab is a model without memory")
         return self.slab.ctypes.data + np.array(slots, np.int64) * apart
+
+    def checksums(self, slots: Sequence[int], unit_bytes: int | None) -> list[bytes]:
+        """Of the pages in these slots, see `digests_at`. Any thread; whoever calls keeps the slots."""
+        return digests_at(self.addresses(slots), self.geometry.page_bytes, unit_bytes)
 
     def block_run(self, slot: int) -> np.ndarray:
         """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view. Raises IndexError where
