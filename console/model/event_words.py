@@ -42,6 +42,7 @@ KINDS = {
     "lease.recalled": EventMeaning(Mark.NOTE, "an operator has recalled leases"),
     "lease.unpinned": EventMeaning(Mark.NOTE, "a lease is recalled like others again"),
     "lending.capped": EventMeaning(Mark.NOTE, "an operator has limited what is lent"),
+    "lending.hung": EventMeaning(Mark.WRONG, "a copy into lent memory does not end: what is given back stays away"),
     "lending.sized": EventMeaning(
         Mark.NOTE, "the donor has decided how much it keeps, by its demand within the window"
     ),

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 AHEAD_TOKENS = 512
 #: How long lending rests after an error of ours, seconds: there may be thousands of rounds in that.
 FAULT_SECONDS = 1.0
+#: A copy of some pages that has taken so long, seconds, is told of, as often as it is longer.
+HUNG_SECONDS = 5.0
 
 
 class SchedulerPool:
@@ -160,7 +162,7 @@ class Donation:
         went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are. `rank` of so
         many `ranks`, which run the same requests in lockstep, and lend together."""
         self.stack = stack
-        self._tick_at = self._told_at = 0.0
+        self._tick_at = self._told_at = self._copies_seen_at = 0.0
         self._scheduler = scheduler
         self._server = server
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
@@ -182,7 +184,7 @@ class Donation:
             ),
             "sized": lambda sized: events.emit("lending.sized", **sized._asdict()),
         }
-        waits: Any = {"fence": self._fence, "wait_for_copy": server.wait_for_copy}
+        waits: Any = {"fence": self._fence, "copies_over": server.copies_over}
         self.lender: Lender | RankLender
         if ranks == 1:
             self.lender = Lender(pool, sizer, layout, service, effects, demand=self._demand, **waits, **tells)
@@ -229,7 +231,7 @@ class Donation:
         if self._allocator.refused:
             self._allocator.refused = False
             lender.refused()
-        self._server.computing(self._demand.is_any)
+        self._mind_server(now)
         try:
             lender.tick(now)
         except Exception:
@@ -243,10 +245,25 @@ class Donation:
         if now < self._tick_at:
             return
         try:
-            self._server.computing(self._demand.is_any)
+            self._mind_server(now)
         except Exception as error:  # noqa: BLE001 - the other ranks wait
             self._tick_at = now + FAULT_SECONDS
             self._failed("pace", error)
+
+    def _mind_server(self, now: float) -> None:
+        """Tell it whether there are requests; and tell of a copy of its that does not end, once in a while."""
+        self._server.computing(self._demand.is_any)
+        if now < self._copies_seen_at:
+            return
+        self._copies_seen_at = now + HUNG_SECONDS
+        seconds = self._server.copying_seconds
+        if seconds >= HUNG_SECONDS:
+            logger.error(
+                "swift-tiers: a borrower's page has been on its way into lent memory for %.0f s: the device does not "
+                "answer, and what borrowers give back meanwhile stays out of this server's pool",
+                seconds,
+            )
+            self.stack.events.emit("lending.hung", seconds=round(seconds, 1))
 
     def _forget(self) -> None:
         if self._kept is not None:

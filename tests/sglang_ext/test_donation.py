@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +182,36 @@ def breaks_and_goes_on(s) -> tuple[list[int], int, int]:
     finally:
         lender.tick = tick
     return answer, len(tries), sum(event.kind == "linker.error" for event in events.since()) - before
+
+
+def copies_hang(s) -> None:
+    """Until `copies_go_on`; soon told of."""
+    from swift_tiers.sglang_ext.build import donation
+
+    server, s.hanging = s.linker.peer_side.donation._server, threading.Event()
+    s.told_after, donation.HUNG_SECONDS = donation.HUNG_SECONDS, 0.2
+    copy = server._copy
+
+    def hangs(*arguments) -> None:
+        assert s.hanging.wait(60)
+        copy(*arguments)
+
+    server._copy = hangs
+
+
+def is_copying(s) -> bool:
+    s.step()
+    return s.linker.peer_side.donation._server.copying_seconds > 0
+
+
+def copies_go_on(s) -> int:
+    """How many events have told of the one that hung."""
+    from swift_tiers.sglang_ext.build import donation
+
+    donation.HUNG_SECONDS = s.told_after
+    del s.linker.peer_side.donation._server._copy
+    s.hanging.set()
+    return sum(event.kind == "lending.hung" for event in s.linker.stack.events.since())
 
 
 def close(s) -> None:
@@ -432,6 +462,23 @@ def test_an_operator_has_a_hand_on_it(scheduler) -> None:
 def cap(s, pages: int | None) -> None:
     page_bytes = s.linker.pool.geometry.page_bytes
     s.linker.stack.lease_hand.cap(None if pages is None else pages * page_bytes)
+
+
+def test_a_copy_that_hangs_in_memory_that_came_back_stops_nobody(scheduler, expected) -> None:
+    with borrower(scheduler) as tier, ThreadPoolExecutor(1) as writer:
+        Busy(scheduler).until(lambda: tier.capacity_bytes > 100 * scheduler_page(tier))
+        scheduler(copies_hang)
+        written = writer.submit(write, tier, np.full(scheduler_page(tier), 5, np.uint8))
+        wait_for(lambda: scheduler(is_copying))
+        scheduler(cap, 0)
+        Busy(scheduler).until(lambda: not tier.capacity_bytes)
+        assert scheduler(rounds, 0.5)["lent_pages"] > 0, "memory came back while it was written"
+        assert scheduler(answers, [1, 2, 3]) == expected
+        assert scheduler(copies_go_on) >= 1
+        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] == 0)
+        scheduler(cap, None)
+        with suppress(AssertionError):  # its lease had ended
+            written.result()
 
 
 def test_memory_is_offered_when_the_batches_under_way_have_ended(scheduler) -> None:

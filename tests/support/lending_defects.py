@@ -31,7 +31,8 @@ IN_LENDING = [
     Defect("a lease that is over is used", Lease, "usable", "self.state in _USABLE and now < self.end", "True"),
     Defect("letters that nobody is told of", LeaseService, "_lend", "self._wire.wake()", "pass"),
     # donation
-    Defect("a copy under way is not waited for", Lender, "_take_in", "self._wait_for_copy()", "pass"),
+    Defect("a copy under way is not waited for", Lender, "__init__", "FencedRuns(copies_over)",
+           "FencedRuns(lambda: lambda: True)"),
     Defect("nobody asks whether a lease is held before a store", ArenaServer, "_run_of",
            "extents = self._lent(guest.party, store.lease)",
            "extents = self._lent(guest.party, store.lease) or getattr(guest, 'last', None); guest.last = extents"),

@@ -31,6 +31,7 @@ from swift_tiers.radix_tiering.tiers.tier import ReadOutcome  # noqa: E402
 from support.fake_device import FakeDeviceMemory  # noqa: E402
 from support.peer_donor import LocalDonor  # noqa: E402
 from support.peer_tier import Answer, Borrowing  # noqa: E402
+from support.redis import wait_for  # noqa: E402
 
 #: What the donor writes over memory that came back.
 TAKEN_BACK = 0xAB
@@ -56,7 +57,7 @@ class DonorChild:
     def take_back(self) -> None:
         while True:
             reclaimed = self.returns.get()
-            self.donor.server.wait_for_copy()
+            wait_for(self.donor.server.copies_over())
             for extent in self.donor.extents_of(reclaimed.run):
                 memory = self.donor.bytes_of(extent)
                 memory[:] = TAKEN_BACK

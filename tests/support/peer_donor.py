@@ -15,6 +15,8 @@ from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemor
 from swift_tiers.radix_tiering.lending.leases import Donor, Extent, LeaseService, RunState, Timing, ipc_address
 from swift_tiers.radix_tiering.lending.leases.effects import Reclaimed
 
+from .redis import wait_for
+
 PAGE = 4096
 #: What the donor's own bytes are, in memory that is not lent.
 OWN = 0xDD
@@ -80,7 +82,7 @@ class LocalDonor:
         """Take what came back, overwrite it, and lend it again."""
         while self.reclaimed:
             first = self._runs.pop(self.reclaimed.pop(0).run)
-            self.server.wait_for_copy()
+            wait_for(self.server.copies_over())
             for extent in self.extents(first):
                 self.bytes_of(extent)[:] = OWN
             self._stock(first)

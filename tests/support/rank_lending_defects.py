@@ -21,6 +21,8 @@ IN_RANK_LENDING = [
            "for name in list(names)[1:]])"),
     Defect("what could not be stocked is out for ever", Lender, "_lend",
            "if spans:\n            self._pool.put_back(spans)", "pass"),
+    Defect("a copy under way is not waited for on any rank", RankRuns, "__init__", "FencedRuns(copies_over)",
+           "FencedRuns(lambda: lambda: True)"),
 ]  # fmt: skip
 #: Not found within so many, and why, as far as reading tells.
 NOT_FOUND_IN_RANK_LENDING: dict[Defect, str] = {
@@ -35,6 +37,4 @@ NOT_FOUND_IN_RANK_LENDING: dict[Defect, str] = {
         "likewise, of what is to come back",
     Defect("others take back what they like", _LeadLending, "_withdraw", "self._say(Word.WITHDRAW, runs)", "pass"):
         "what the first rank has back is withdrawn on the others for that",
-    Defect("a copy under way is not waited for on any rank", RankRuns, "hear", "self._wait_for_copy()", "pass"):
-        "a run waits for the other ranks, and by then the copy has ended; of one rank it is found",
 }  # fmt: skip

@@ -78,7 +78,7 @@ class DonorSide:
             effects,
             demand=demand,
             fence=lambda: lambda: True,
-            wait_for_copy=lambda: None,
+            copies_over=lambda: lambda: True,
             taken_back=self._taken_back,
             sized=lambda sized: events.emit("lending.sized", **sized._asdict()),
         )

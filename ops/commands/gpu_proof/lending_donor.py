@@ -91,7 +91,11 @@ class LendingDonor:
             reclaimed, at = self._back.get(timeout=PATIENCE)
         except queue.Empty:
             return {"failure": f"nothing came back within {PATIENCE:g} s"}
-        self._server.wait_for_copy()
+        over = self._server.copies_over()
+        while not over():
+            if THREADS.boot_time() > at + PATIENCE:
+                return {"failure": f"a copy into memory that came back has not ended within {PATIENCE:g} s"}
+            THREADS.sleep(0.0005)
         extents = self._lent.pop(reclaimed.run)
         for part in self._parts(extents):
             part.fill_(OVERWRITTEN)

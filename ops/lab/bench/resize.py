@@ -117,7 +117,7 @@ class Donor:
             effects,
             demand=lambda: self._needed,
             fence=lambda: lambda: True,
-            wait_for_copy=lambda: None,
+            copies_over=lambda: lambda: True,
         )
         self._lender.tick(self._now)  # cuts the pool for the borrower
         self.resize()

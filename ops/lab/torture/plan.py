@@ -30,7 +30,7 @@ TROUBLE = {
 #: What becomes of leases.
 NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
 #: What becomes of donors, of others that borrow, and of the network between them.
-TORMENTS = {"request": 6, "stop": 1, "kill": 1, "cut": 1, "letters": 2, "unnamed": 1}
+TORMENTS = {"request": 6, "stop": 1, "hang": 1, "kill": 1, "cut": 1, "letters": 2, "unnamed": 1}
 RANKED_TORMENTS = {**TORMENTS, "stumble": 2}
 #: What a server is asked for, alike on every rank.
 SERVER = {

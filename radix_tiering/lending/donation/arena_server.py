@@ -88,9 +88,10 @@ class ArenaServer:
         #: `garbled`, `oversized`, of an `other version`; `full`: turned away; `faults`: errors of ours, logged.
         self.counters: Counter[str] = Counter()
         self._guests: dict[int, Guest] = {}  # by descriptor
-        self._copying = runner.condition()
+        self._copying = runner.lock()
         self._copy_under_way = False
         self._copies_ended = 0
+        self._copy_since = self._clock()
         self._stopping = False
         os.close(open_private_directory(path.parent, "lease directory", create=True))
         self._path = path
@@ -109,17 +110,22 @@ class ArenaServer:
         self._thread = runner.thread(self._run, "swift-arena")
         self._thread.start()
 
-    def wait_for_copy(self) -> None:
-        """Return when no copy into the arena is under way that began before this call: one copy's time at most, of
-        some pages.
+    def copies_over(self) -> Callable[[], bool]:
+        """Give a function that says whether the copy into the arena that is under way now, if there is one, has ended:
+        that takes as long as the copy of some pages, or for ever where a device hangs.
 
-        Whoever has been told `Reclaimed` and calls this has the run's bytes to itself. Not to be called under the lease
-        service's lock.
+        Whoever has been told `Reclaimed`, calls this, and has heard that it is over, has the run's bytes to itself. Not
+        to be called under the lease service's lock.
         """
         with self._copying:
-            if self._copy_under_way:
-                ended = self._copies_ended
-                self._copying.wait_for(lambda: self._copies_ended > ended)
+            over = self._copies_ended + self._copy_under_way
+        return lambda: self._copies_ended >= over
+
+    @property
+    def copying_seconds(self) -> float:
+        """For how long a copy into the arena has been under way; 0.0 without one."""
+        since = self._copy_since
+        return self._clock() - since if self._copy_under_way else 0.0
 
     def computing(self, computes: bool) -> None:
         """Whether the donor has requests to compute, for which the interference is bounded. Costs nothing unless that
@@ -314,15 +320,14 @@ class ArenaServer:
         self._poll.register(guest.descriptor, guest.interest)
 
     def _store(self, guest: Guest, stores: Sequence[Store]) -> list[Store]:
-        """Copy pages, in one go, if their leases are held; which were. Whoever waits for a copy waits for this one at
-        most."""
+        """Copy pages, in one go, if their leases are held; which were."""
         with self._copying:
             # Asked here so that whoever sees the lease's end, and then that nothing is copied, knows it is over.
             runs = [(store, run) for store in stores if (run := self._run_of(guest, store)) is not None]
             self.counters["refused"] += len(stores) - len(runs)
             if not runs:
                 return []
-            self._copy_under_way = True
+            self._copy_under_way, self._copy_since = True, self._clock()
         try:
             self._copy(guest, runs)
         except ArenaError as error:
@@ -334,7 +339,6 @@ class ArenaServer:
             with self._copying:
                 self._copy_under_way = False
                 self._copies_ended += 1
-                self._copying.notify_all()
         self.counters["stored"] += len(runs)
         return [store for store, _ in runs]
 

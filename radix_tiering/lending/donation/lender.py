@@ -17,6 +17,7 @@ from ..leases.runs import RunState
 from ..leases.service import LeaseService
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, RunShape, Span, run_shape
+from .fenced import Fence, FencedRuns
 from .sizing import ElasticSizer, pages_for
 
 logger = logging.getLogger(__name__)
@@ -85,15 +86,11 @@ class Sized(NamedTuple):
     to_bytes: int  # to be lent
 
 
-class _Fenced(NamedTuple):
-    run: int
-    passed: Callable[[], bool]
-
-
 class Lender:
     """Keeps as many pages lent as `sizer` says, borrowers want, and lie together.
 
-    What is out of the pool is in exactly one run, from `stock` until the effect `Reclaimed`. Pages that requests use
+    What is out of the pool is in exactly one run, from `stock` until nothing is copied there any more after the effect
+    `Reclaimed`. Pages that requests use
     are never taken: only free ones are, and those that the pool frees by evicting. While nobody borrows, the pool is as
     if there were no lender.
 
@@ -110,8 +107,8 @@ class Lender:
         effects: deque[DonorEffect],
         *,
         demand: Callable[[], int],
-        fence: Callable[[], Callable[[], bool]],
-        wait_for_copy: Callable[[], None],
+        fence: Fence,
+        copies_over: Fence,
         kept: Callable[[], int] = lambda: 0,
         taken_back: Callable[[int, float], None] = lambda pages, seconds: None,
         sized: Callable[[Sized], None] = lambda sized: None,
@@ -119,9 +116,9 @@ class Lender:
         """`effects`: where the lease service puts what it tells (`on_donor=effects.append`).
         `demand`: the tokens that running and waiting requests need together, now.
         `kept`: the tokens of cached prefixes that no request uses, and that count as needed all the same, now.
-        `fence`: called when pages have left the pool; gives a function that says whether everything that had begun to
-        use them by then has ended.
-        `wait_for_copy`: returns when no store into memory that is not lent any more is under way (`ArenaServer`).
+        `fence`: called when pages have left the pool, for what this server computes with them.
+        `copies_over`: called when pages have come back, for stores of borrowers there (`ArenaServer.copies_over`). A
+        store that never ends keeps its pages out of the pool, and nobody waiting.
         `sized`: told when it is decided to lend another amount.
         `taken_back`: told how many pages borrowers had to give back for this server's requests, and how many seconds
         after they were missing.
@@ -133,14 +130,13 @@ class Lender:
         self._effects = effects
         self._demand = demand
         self._kept = kept
-        self._fence = fence
-        self._wait_for_copy = wait_for_copy
         self._bound = sizer.most_lent
         self._units: dict[Party, int] = {}  # bytes, of each borrower
         self._shape: RunShape | None = None
         self._runs: dict[int, list[Span]] = {}
         self._last_run = 0
-        self._fences: deque[_Fenced] = deque()
+        self._leaving = FencedRuns(fence)
+        self._returning = FencedRuns(copies_over)
         self._look_at = self._lend_at = -math.inf
         self._missing = False  # memory, when it was last looked at
         self._owed = 0  # pages that borrowers are to give back for requests
@@ -168,13 +164,13 @@ class Lender:
 
     def tick(self, now: float) -> None:
         """Take in what has come back, take back what is needed, lend what is not. `now`: seconds, monotonic."""
-        if self._effects:
+        if self._effects or self._returning:
             self._take_in(now)
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             self._look(now)
-        while self._fences and self._fences[0].passed():
-            self._lending.fenced(self._fences.popleft().run)
+        for run in self._leaving.take_passed():
+            self._lending.fenced(run)
 
     def retreat(self, now: float) -> None:
         """A tick has failed: have everything back, without a look at who needs it. Whoever waits for memory that is
@@ -197,9 +193,7 @@ class Lender:
         """Lend at most so many bytes from now on, and take back what is beyond; None: as the configuration says."""
         pages = self._sizer.total_pages if limit_bytes is None else limit_bytes // self._layout.page_bytes
         self._sizer.most_lent = min(self._bound, pages)
-        beyond = self._sizer.lent - self._sizer.most_lent
-        if beyond > 0:
-            self._lending.withdraw(beyond * self._layout.page_bytes)
+        self._withdraw(self._sizer.lent - self._sizer.most_lent)
         self._lending.set_limit(limit_bytes)
 
     def close(self) -> None:
@@ -215,12 +209,12 @@ class Lender:
     # ---- what the leases tell ----
 
     def _take_in(self, now: float) -> None:
-        back: list[Span] = []
+        back: list[int] = []
         joined = False
         while self._effects:
             effect = self._effects.popleft()
             if isinstance(effect, Reclaimed):
-                back += self._runs.pop(effect.run)
+                back.append(effect.run)
             elif isinstance(effect, BorrowerJoined):
                 self._units[effect.borrower] = effect.unit_bytes
                 joined = True
@@ -228,9 +222,11 @@ class Lender:
                 self._units.pop(effect.borrower, None)
                 joined = True
         if back:
-            self._wait_for_copy()
-            self._pool.put_back(back)
-            pages = sum(span.pages for span in back)
+            self._returning.add(back)
+        spans = [span for run in self._returning.take_passed() for span in self._runs.pop(run)]
+        if spans:
+            self._pool.put_back(spans)
+            pages = sum(span.pages for span in spans)
             self._sizer.came_back(pages)
             self._count_owed(pages, now)
         if joined:
@@ -296,13 +292,19 @@ class Lender:
             if self._aim is None or self._sizer.lent - pages < self._aim:
                 self._aim = self._sizer.lent - pages
                 self._tell("shrink", self._sizer.lent, self._aim)
-            self._lending.withdraw(pages * self._layout.page_bytes)
+            self._withdraw(pages)
             lent = self._sizer.lent
             self._take_in(now)  # what was not lent is back already
             self._owe(pages - (lent - self._sizer.lent), now)
         elif self._shape is not None and now >= self._lend_at and not self._closed:
             self._lend_at = now + LEND_SECONDS
             self._lend(self._shape, now)
+
+    def _withdraw(self, pages: int) -> None:
+        """Have so many back. Those that a copy is under way to are as good as back."""
+        pages -= sum(span.pages for run in self._returning for span in self._runs[run])
+        if pages > 0:
+            self._lending.withdraw(pages * self._layout.page_bytes)
 
     def _owe(self, pages: int, now: float) -> None:
         """So many are missing still, which borrowers have."""
@@ -371,7 +373,7 @@ class Lender:
             raise
         self._runs[self._last_run] = spans
         self._sizer.gave(sum(span.pages for span in spans))
-        self._fences.append(_Fenced(self._last_run, self._fence()))
+        self._leaving.add([self._last_run])
 
 
 class OperatedLender(Protocol):

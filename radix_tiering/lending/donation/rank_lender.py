@@ -312,7 +312,7 @@ class _Leading:
         pool = _LeadPool(runs, self._say)
         self.lender = _LeadLender(
             pool, sizer, runs.layout, _LeadLending(runs, pool, self._say, lambda: self._said), self._effects,
-            fence=lambda: _passed, wait_for_copy=_nothing, **lender,
+            fence=lambda: _passed, copies_over=lambda: _passed, **lender,
         )  # fmt: skip
 
     def take_words(self) -> list[int]:
@@ -426,9 +426,7 @@ class _LeadLending:
         """Each rank waits for its own forwards."""
 
     def withdraw(self, wanted_bytes: int) -> None:
-        back = sum(span.pages for run in self._runs.back for span in self._runs.runs.get(run, {}).values())
-        short = wanted_bytes - back * self._runs.layout.page_bytes
-        self._withdraw(self._runs.lending.to_withdraw(short))
+        self._withdraw(self._runs.lending.to_withdraw(wanted_bytes - self._runs.returned_bytes))
 
     def withdraw_unused(self) -> None:
         self._withdraw(self._runs.lending.unused())
@@ -458,7 +456,3 @@ class _LeadLending:
 
 def _passed() -> bool:
     return True
-
-
-def _nothing() -> None:
-    pass

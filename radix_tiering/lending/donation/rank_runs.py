@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ..leases.messages import Party
 from ..leases.runs import RunState
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, Span
+from .fenced import Fence, FencedRuns
 from .lender import Lending, PagePool
 
 
@@ -55,26 +56,24 @@ class RankRuns:
         lending: RankLending,
         effects: deque[DonorEffect],
         *,
-        fence: Callable[[], Callable[[], bool]],
-        wait_for_copy: Callable[[], None],
+        fence: Fence,
+        copies_over: Fence,
     ) -> None:
         """See `Lender`."""
         self.pool = pool
         self.layout = layout
         self.lending = lending
         self._effects = effects
-        self._fence = fence
-        self._wait_for_copy = wait_for_copy
         #: Spans by their names, by runs; `_loose`: of no run.
         self.runs: dict[int, dict[int, Span]] = {}
         self._loose: dict[int, Span] = {}
         self._last_name = 0
         #: Runs that every rank has been told to take back.
         self.coming: set[int] = set()
-        self._reclaimed: list[int] = []  # by the leases; a copy there may be under way yet
+        self._returning = FencedRuns(copies_over)  # reclaimed by the leases; a copy there may be under way yet
         self._back: set[int] = set()
         self._units: dict[Party, int] = {}  # bytes, of each borrower
-        self._fences: deque[tuple[int, Callable[[], bool]]] = deque()
+        self._leaving = FencedRuns(fence)
         #: Bytes of a run, as runs are cut now; 0: none are.
         self.run_bytes = 0
 
@@ -82,20 +81,20 @@ class RankRuns:
 
     def hear(self) -> None:
         """Take in what the leases have told, and offer what no forward uses any more."""
+        reclaimed: list[int] = []
         while self._effects:
             effect = self._effects.popleft()
             if isinstance(effect, Reclaimed):
-                self._reclaimed.append(effect.run)
+                reclaimed.append(effect.run)
             elif isinstance(effect, BorrowerJoined):
                 self._units[effect.borrower] = effect.unit_bytes
             elif isinstance(effect, BorrowerLeft):
                 self._units.pop(effect.borrower, None)
-        if self._reclaimed:
-            self._wait_for_copy()
-            self._back.update(self._reclaimed)
-            self._reclaimed.clear()
-        while self._fences and self._fences[0][1]():
-            self.lending.fenced(self._fences.popleft()[0])
+        if reclaimed:
+            self._returning.add(reclaimed)
+        self._back.update(self._returning.take_passed())
+        for run in self._leaving.take_passed():
+            self.lending.fenced(run)
 
     def unit(self, most_bytes: int) -> int:
         """The unit that suits this rank's borrowers, bytes, without those with whom it would be larger than what may be
@@ -123,8 +122,14 @@ class RankRuns:
 
     @property
     def back(self) -> set[int]:
-        """Runs that borrowers have no more."""
+        """Runs that borrowers have no more, and that nothing is copied to."""
         return self._back
+
+    @property
+    def returned_bytes(self) -> int:
+        """Of these, and of runs that a copy is under way to."""
+        runs = self._back.union(self._returning)
+        return self.layout.page_bytes * sum(span.pages for run in runs for span in self.runs.get(run, {}).values())
 
     def is_back(self, run: int) -> bool:
         """Whether this rank does not wait for the run."""
@@ -185,7 +190,7 @@ class RankRuns:
         except BaseException:
             self._back.add(run)
             raise
-        self._fences.append((run, self._fence()))
+        self._leaving.add([run])
 
     def withdraw(self, runs: Iterable[int]) -> None:
         """Have these back."""

@@ -7,6 +7,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,8 @@ ROUND_SECONDS = 0.01
 #: Tokens of a page.
 PAGE_TOKENS = 4
 TIMING = Timing()
+#: What a round of lending takes at most, seconds, whatever copies take: other threads have their turns between.
+ROUND_BOUND = 0.25
 
 
 class WrittenByStrangersError(AssertionError):
@@ -60,6 +63,17 @@ class MemoryPool(ModelPool):
         for extent in self._layout.extents([Span(page, 1) for page in pages]):
             if (self._memory[extent.offset : extent.offset + extent.length] != OWN).any():
                 raise WrittenByStrangersError(f"bytes {extent.offset} and on, which are not lent, were changed")
+
+
+class HangingServer(ArenaServer):
+    """Its device may hang: a copy does not go on before that is over."""
+
+    hangs_until = 0.0
+
+    def _copy(self, *arguments: Any) -> None:
+        while self._runner.monotonic() < self.hangs_until:
+            self._runner.sleep(ROUND_SECONDS)
+        super()._copy(*arguments)
 
 
 class LendingProcess:
@@ -103,7 +117,7 @@ class LendingProcess:
             runner=self.process,
             wire=network.wire(name),
         )
-        self.server = ArenaServer(
+        self.server = HangingServer(
             address,
             donor.party,
             self.arena,
@@ -112,6 +126,10 @@ class LendingProcess:
             interference=draw.choice((None, 0.5)),
             runner=self.process,
         )
+
+    def hang(self, seconds: float) -> None:
+        """No copy into its memory ends for so long."""
+        self.server.hangs_until = self.process.monotonic() + seconds
 
     def kill(self) -> None:
         """It ends at once. Its memory stays where it is mapped."""
@@ -189,17 +207,27 @@ class DonorServer:
             one.effects,
             demand=self._demand,
             fence=self._fence,
-            wait_for_copy=one.server.wait_for_copy,
+            copies_over=one.server.copies_over,
             taken_back=lambda pages, seconds: self.waited.append(seconds),
         )
         self._requests: list[_Request] = []
         self.alive, self._ending = True, False
+        self._stopped_until = 0.0
         self._scheduler = self.process.thread(self._schedule, f"scheduler-{self.name}")
         self._scheduler.start()
 
     def stop(self, seconds: float) -> None:
         """The process does nothing for so long."""
+        self._stopped_until = self.process.monotonic() + seconds
         self.process.stop(seconds)
+
+    def hang(self, seconds: float) -> None:
+        """No copy into its memory ends for so long."""
+        self._one.hang(seconds)
+
+    def unhang(self) -> None:
+        """Copies go on."""
+        self._one.hang(0.0)
 
     def kill(self) -> None:
         """The process ends at once. What it lent stays mapped where it is, as memory does."""
@@ -233,6 +261,8 @@ class DonorServer:
             now = self.process.monotonic()
             self._one.server.computing(bool(self._requests))
             self.lender.tick(now)
+            took = self.process.monotonic() - max(now, self._stopped_until)
+            assert took < ROUND_BOUND or self._happened["starve"], f"{self.name}: a round of lending took {took:.3f} s"
             for request in list(self._requests):
                 self._go_on(request, now)
             self.process.sleep(ROUND_SECONDS)

@@ -34,6 +34,8 @@ RECALL_SECONDS = 0.3
 ANSWER_SECONDS = 0.9
 #: How long the copy of a page takes at most, seconds; nearly always much less.
 COPY_SECONDS = 0.1
+#: How long a device hangs at most, seconds: a borrower's store waits for that, and `rival.LONGEST_SECONDS` holds.
+HANG_SECONDS = 3.0
 
 
 @contextmanager
@@ -123,11 +125,13 @@ class Neighbourhood:
         return [*self.rivals, *self.donors]
 
     def heal(self) -> None:
-        """The network works, and whoever was killed lives again."""
+        """The network works, no device hangs, and whoever was killed lives again."""
         self.network.heal()
         for server in self.servers:
             if not server.alive:
                 server.begin()
+        for donor in self.donors:
+            donor.unhang()
         self.tier.neighbours(self.addresses)
 
     def close(self, *, damaged: bool) -> None:
@@ -188,6 +192,14 @@ class Tormentor:
             if not server.alive:
                 self._tell(f"{server.name} begins again")
                 server.begin()
+
+    def hang(self, draw: random.Random) -> None:
+        """The device of a donor does not end what it copies for a while, which may be longer than a lease."""
+        donor, seconds = draw.choice(self._all.donors), draw.random() ** 2 * HANG_SECONDS
+        if donor.alive:
+            self._tell(f"copies to {donor.name} hang for {seconds:.3f} s")
+            donor.hang(seconds)
+            self._wrong("hang")
 
     def cut(self, draw: random.Random) -> None:
         """No letter comes to a server, or from it."""

@@ -98,7 +98,7 @@ class _Rank:
             len(server.addresses),
             RankRuns(
                 one.pool, one.layout, one.service, one.effects, fence=self._fence,
-                wait_for_copy=one.server.wait_for_copy,
+                copies_over=one.server.copies_over,
             ),
             ElasticSizer(shape[0], PAGE_TOKENS, window_seconds=window),
             lambda values: server.meeting.least("lending", values),
@@ -230,6 +230,15 @@ class RankedDonor:
         """One rank does nothing for so long, or all of them."""
         for rank in self.ranks if self.draw.random() < 0.3 else [self.draw.choice(self.ranks)]:
             rank.one.process.stop(seconds)
+
+    def hang(self, seconds: float) -> None:
+        """No copy into one rank's memory ends for so long."""
+        self.draw.choice(self.ranks).one.hang(seconds)
+
+    def unhang(self) -> None:
+        """Copies go on."""
+        for rank in self.ranks:
+            rank.one.hang(0.0)
 
     def kill(self) -> None:
         """All processes end at once, as where one of them does."""

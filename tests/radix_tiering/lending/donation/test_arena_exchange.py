@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -214,26 +214,20 @@ def slow(directory: Path, open_things: list[Any]) -> tuple[Donor, SlowServer, Ca
     return donor, donor.server, caller
 
 
-def waiting_for_copy(server: ArenaServer) -> threading.Thread:
-    """Somebody who waits for the copy under way."""
-    waiter, copying = threading.Thread(target=server.wait_for_copy), cast(Any, server._copying)
-    waiter.start()
-    wait_for(lambda: copying._waiters, "somebody to wait for the copy under way")
-    return waiter
-
-
 def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended(
     slow: tuple[Donor, SlowServer, Caller],
 ) -> None:
     donor, server, caller = slow
-    server.wait_for_copy()  # none is under way
+    assert server.copies_over()(), "none is under way"
+    assert server.copying_seconds == 0.0
     caller.client.store([Store(number, 1, number, 0) for number in range(4)])
     assert server.begun.acquire(timeout=60)
     donor.lent.clear()  # while it copies
-    waiter = waiting_for_copy(server)
+    over = server.copies_over()
+    assert not over()
+    assert server.copying_seconds > 0.0
     server.go_on.release(4)
-    waiter.join(60)
-    assert not waiter.is_alive()
+    wait_for(over, "the copy under way to end")
     # The memory is the donor's own again, whatever the borrower has asked for before.
     donor.arena.array[:] = OWN
     wait_for(lambda: caller.handle() and len(caller.answers) == 4)
@@ -241,15 +235,15 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
     assert (donor.arena.array == OWN).all()
 
 
-def test_whoever_waits_for_a_copy_does_not_wait_for_the_next_one(slow: tuple[Donor, SlowServer, Caller]) -> None:
+def test_the_copy_under_way_is_over_whatever_is_copied_next(slow: tuple[Donor, SlowServer, Caller]) -> None:
     _, server, caller = slow
     caller.client.store([Store(number, 1, number, 0) for number in range(2)])
     assert server.begun.acquire(timeout=60)
-    waiter = waiting_for_copy(server)
+    over = server.copies_over()
     server.go_on.release()
     assert server.begun.acquire(timeout=60)
-    waiter.join(60)
-    assert not waiter.is_alive()
+    assert over()
+    assert not server.copies_over()()
     assert not caller.answers
     server.go_on.release()
 

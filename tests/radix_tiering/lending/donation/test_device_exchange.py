@@ -223,13 +223,10 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
     caller.begin(0, 1, 2)
     assert begun.wait(60)
     donor.lent.clear()  # while it copies
-    waiter = threading.Thread(target=donor.server.wait_for_copy)
-    waiter.start()
-    copying: Any = donor.server._copying
-    wait_for(lambda: copying._waiters, "somebody to wait for the copy under way")
+    over = donor.server.copies_over()
+    assert not over()
     go_on.set()
-    waiter.join(60)
-    assert not waiter.is_alive()
+    wait_for(over, "the copy under way to end")
     donor.arena.memory[:] = OWN
     wait_for(lambda: caller.handle() and len(caller.answers) == 3)
     assert [answer.ok for answer in caller.answers] == [True, False, False]
@@ -242,7 +239,7 @@ def test_a_device_that_fails_in_a_store_ends_that_connection_alone(donor: Donor,
     wait_for(lambda: caller.handle() and caller.client.ended)
     assert not caller.answers
     assert donor.server.counters["faults"] == 1
-    donor.server.wait_for_copy()
+    wait_for(donor.server.copies_over())
     donor.device.faults.clear()
     again = Caller(donor.address, FakeDeviceMemory("GPU-b"))
     assert again.store(0) == [True]
@@ -383,7 +380,7 @@ def test_after_a_pull_that_fails_pages_go_through_the_host(donor: Donor, opened:
     wait_for(lambda: caller.handle() and not caller.client.pulls, "the refusal")
     assert not caller.client.ended
     assert donor.device.mapped == 1, "the donor keeps what it cannot copy from"
-    donor.server.wait_for_copy()
+    wait_for(donor.server.copies_over())
     assert caller.store(1) == [True]
     assert caller.pull(0) == [False]
     donor.device.faults.clear()

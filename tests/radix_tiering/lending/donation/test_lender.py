@@ -105,7 +105,8 @@ class Server:
         self.needed = 0  # tokens
         self.forward = 0  # forwards that have ended
         self.under_way = 0  # forwards that have begun
-        self.copies_waited_for = 0
+        self.copy_into: int | None = None  # the run that something is being copied to, whoever has it by now
+        self.copies = 0  # that have ended
         self.taken_back: list[tuple[int, float]] = []  # pages, seconds
         self.sized: list[Sized] = []
         effects: deque[DonorEffect] = deque()
@@ -121,7 +122,7 @@ class Server:
             effects,
             demand=lambda: self.needed,
             fence=self._fence,
-            wait_for_copy=self._wait_for_copy,
+            copies_over=self._copies_over,
             kept=lambda: self.pool.kept_pages * PAGE_TOKENS,
             taken_back=lambda pages, seconds: self.taken_back.append((pages, seconds)),
             sized=self.sized.append,
@@ -131,8 +132,28 @@ class Server:
         begun = self.under_way
         return lambda: self.forward >= begun
 
-    def _wait_for_copy(self) -> None:
-        self.copies_waited_for += 1
+    def _copies_over(self) -> Callable[[], bool]:
+        over = self.copies + (self.copy_into is not None)
+        return lambda: self.copies >= over
+
+    def copy_begins(self) -> None:
+        """A borrower's store, into the run that was lent last."""
+        lent = self.pair.donor._runs._runs[RunState.LENT]
+        if self.copy_into is None and lent:
+            self.copy_into = max(lent)
+            self.copied_pages = self.pages_of(self.copy_into)
+
+    def copy_ends(self) -> None:
+        if self.copy_into is not None:
+            self.copy_into = None
+            self.copies += 1
+
+    def pages_of(self, run: int) -> list[int]:
+        return [
+            page
+            for extent in self.lending.extents[run]
+            for page in range(extent.offset // PAGE_BYTES, (extent.offset + extent.length) // PAGE_BYTES)
+        ]
 
     def tick(self, seconds: float = 0.0) -> None:
         self.pair.advance(seconds)
@@ -155,14 +176,13 @@ class Server:
 
     def check(self) -> None:
         self.pool.check()
-        lent = [
-            page
-            for run in self.lending.runs()
-            for extent in self.lending.extents[run]
-            for page in range(extent.offset // PAGE_BYTES, (extent.offset + extent.length) // PAGE_BYTES)
-        ]
+        lent = [page for run in (*self.lending.runs(), *self.lender._returning) for page in self.pages_of(run)]
         assert sorted(lent) == [page for page, owner in self.pool.owner.items() if owner == LENT], "lent twice, or lost"
         assert self.lender.lent_pages == len(lent)
+        if self.copy_into is not None:
+            assert {self.pool.owner[page] for page in self.copied_pages} == {LENT}, (
+                "memory that is written is somebody's"
+            )
 
 
 def test_nothing_leaves_the_pool_while_nobody_borrows_or_nobody_wants_anything() -> None:
@@ -226,7 +246,6 @@ def test_the_youngest_and_the_largest_pages_are_taken_back_at_once_when_a_reques
     assert 0 < seconds <= Timing().recall_bound
     assert 100 <= server.sizer.own_pages <= 103
     assert server.pool.free_pages >= 100
-    assert server.copies_waited_for >= 1
     server.check()
     # Not given again before a window has passed.
     server.needed = 0
@@ -544,6 +563,49 @@ def test_bounds_and_caps_hold() -> None:
     server.check()
 
 
+def test_a_copy_that_does_not_end_keeps_back_what_came_back_and_nothing_waits_for_it() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    lent = server.lender.lent_pages
+    own = PAGES - lent
+    server.copy_begins()
+    server.needed = 100 * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()
+    server.tick(Timing().recall_bound)
+    server.run(5)
+    assert server.lender.lent_pages == lent, "memory came back while it was written"
+    assert server.pool.free_pages == own
+    # What has come back is not asked for again.
+    assert server.held() >= lent * PAGE_BYTES - (100 - own) * PAGE_BYTES - RUN
+    server.check()
+    server.copy_ends()
+    server.copy_begins()  # whatever is copied next
+    server.tick()
+    assert server.pool.free_pages >= 100
+    assert len(server.taken_back) == 1
+    server.check()
+
+
+def test_a_cap_does_not_ask_for_what_has_come_back() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    server.copy_begins()
+    server.lender.cap(100 * PAGE_BYTES)
+    server.run(3)
+    held = server.held()
+    assert held >= 100 * PAGE_BYTES - RUN
+    server.lender.cap(100 * PAGE_BYTES)
+    server.run(3)
+    assert server.held() == held
+    server.copy_ends()
+    server.tick()
+    assert server.lender.lent_pages <= 100
+    server.check()
+
+
 def test_what_an_operator_recalled_is_not_lent_again_at_once() -> None:
     server = Server()
     server.borrow(60 * PAGE_BYTES)
@@ -642,8 +704,10 @@ class Lending(RuleBasedStateMachine):
         server.tick()
         got = server.pool.alloc(self.waiting)
         if got is None:
-            # Every borrower answers: the recall's bound is enough.
+            # Every borrower answers: the recall's bound is enough, and the end of a copy.
             server.tick(Timing().recall_bound)
+            server.copy_ends()
+            server.tick()
             got = server.pool.alloc(self.waiting)
         assert got is not None, f"{self.waiting} pages wanted, {server.pool.free_pages} free, {server.sizer.lent} lent"
         self.requests.append(got)
@@ -692,6 +756,14 @@ class Lending(RuleBasedStateMachine):
     def forward_ends(self) -> None:
         self.server.forward = self.server.under_way
 
+    @rule()
+    def copy_begins(self) -> None:
+        self.server.copy_begins()
+
+    @rule()
+    def copy_ends(self) -> None:
+        self.server.copy_ends()
+
     @rule(pages=st.none() | st.integers(0, 100))
     def cap(self, pages: int | None) -> None:
         self.server.lender.cap(None if pages is None else pages * PAGE_BYTES)
@@ -718,6 +790,7 @@ class Lending(RuleBasedStateMachine):
         if not hasattr(self, "server"):
             return
         self.server.forward = self.server.under_way
+        self.server.copy_ends()
         self.server.lender.close()
         self.server.needed = PAGES * PAGE_TOKENS
         self.server.lender.arrived()

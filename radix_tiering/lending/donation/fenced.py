@@ -1,0 +1,52 @@
+"""Runs of memory that wait until whatever had begun to use them has ended, without a thread that waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+#: Called when memory changes hands; gives a function that says whether everything that had begun to use that memory by
+#: then has ended. Both take a short lock at most.
+Fence = Callable[[], Callable[[], bool]]
+
+
+class _Waiting(NamedTuple):
+    runs: tuple[int, ...]
+    passed: Callable[[], bool]
+
+
+class FencedRuns:
+    """Runs by their numbers, each until its fence has passed; in the order in which they were added. One thread."""
+
+    def __init__(self, fence: Fence) -> None:
+        """`fence` is called once for all runs that are added together."""
+        self._fence = fence
+        self._unfenced: list[int] = []
+        self._waiting: deque[_Waiting] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._unfenced)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._unfenced
+        for waiting in self._waiting:
+            yield from waiting.runs
+
+    def add(self, runs: Iterable[int]) -> None:
+        """These wait from now on, even if this raises what the fence does."""
+        self._unfenced += runs
+        self._begin()
+
+    def take_passed(self) -> list[int]:
+        """The runs that nothing uses any more; they are forgotten here. Raises what the fence does."""
+        self._begin()
+        passed: list[int] = []
+        while self._waiting and self._waiting[0].passed():
+            passed += self._waiting.popleft().runs
+        return passed
+
+    def _begin(self) -> None:
+        if self._unfenced:
+            self._waiting.append(_Waiting(tuple(self._unfenced), self._fence()))
+            self._unfenced.clear()
