@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def mooncake(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: Any) -> None:
-    prompts = [prompt(seed, TOKENS) for seed in range(3)]
+    prompts = [prompt(seed, TOKENS) for seed in range(5)]
     expected = plain.answers(prompts)
     pages = ("--page-size", "16")
     name = f"{engine}-first"
@@ -64,9 +65,9 @@ def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: A
         for one, answer in zip(prompts, expected, strict=True):
             assert generate(first, one)[0] == answer
         wait_written(first)
-        assert wait_for(lambda: remote_pages(first) >= 3 * FOUND // 16 or None, PATIENCE), snapshot(first)["tiers"][
-            "remote"
-        ]
+        assert wait_for(lambda: remote_pages(first) >= len(prompts) * FOUND // 16 or None, PATIENCE), snapshot(first)[
+            "tiers"
+        ]["remote"]
         first.signal_all(signal.SIGKILL)
     name = f"{engine}-second"
     with site.server(name, *pages, tiers=tiers(site, name, engine, options)) as second:
@@ -80,9 +81,12 @@ def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: A
         os.kill(child, signal.SIGSEGV)
         assert generate(second, prompts[1])[0] == expected[1], "its child is dead"
         assert wait_for(lambda: (engine_ready(second) and child_of(second) != child) or None, PATIENCE), "no new child"
-        tokens, details = generate(second, prompts[2])
-        assert tokens == expected[2]
-        assert details["remote"] == FOUND
+        found = 0
+        for one, answer in zip(prompts[2:], expected[2:], strict=True):  # a busy machine may answer a first one late
+            tokens, details = generate(second, one)
+            assert tokens == answer
+            found = max(found, details.get("remote", 0))
+        assert found == FOUND, snapshot(second)["tiers"]["remote"]
         os.kill(child_of(second), signal.SIGSTOP)
         assert generate(second, prompt(9, TOKENS))[0] == plain.answers([prompt(9, TOKENS)])[0], "its child hangs"
         state = snapshot(second)
@@ -96,8 +100,12 @@ def engine_ready(server: Any) -> bool:
 
 def children_of(server: Any) -> list[int]:
     """The processes that engines live in."""
-    found = psutil.Process(server._process.pid).children(recursive=True)
-    return [one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and CHILD in one.cmdline()]
+    found = []
+    for one in psutil.Process(server._process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+            if one.status() != psutil.STATUS_ZOMBIE and CHILD in one.cmdline():
+                found.append(one.pid)
+    return found
 
 
 def child_of(server: Any) -> int:
@@ -120,7 +128,11 @@ def test_the_same_with_nixl(site: Site, plain: Any, monkeypatch: pytest.MonkeyPa
     directory = site.root / "nixl"
     directory.mkdir()
     monkeypatch.setenv("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", str(directory))
-    check_two_servers(site, "nixl", {"plugin": {"posix": {"active": True}}}, plain)
+    options = {
+        "plugin": {"posix": {"active": True}},
+        "l3_cleaner_enabled": False,
+    }  # it empties disks that are rather full
+    check_two_servers(site, "nixl", options, plain)
 
 
 def test_two_ranks_have_one_child_and_find_what_each_has_written(

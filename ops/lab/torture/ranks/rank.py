@@ -39,6 +39,9 @@ from .scheduler import StepScheduler
 BRANCH_PAGES, MOST_BRANCHES = 2, 12
 #: How long all that was asked may take at the end, virtual seconds: deadlines, and what is computed after them.
 LONGEST_END = 200.0
+#: Between two rounds in which nothing is computed, seconds; after so many of them, so that a world in which all wait
+#: comes to that end within a minute.
+ROUND_SECONDS, SOON_ROUNDS, LATE_ROUND_SECONDS = 1e-3, 200, 2e-2
 #: The same where nothing goes wrong: a second is how often belts look.
 CALM_END = 3.0
 
@@ -83,7 +86,7 @@ class RankWorld:
         self._lockstep = Lockstep(others, self.runner, self.state.history)
         self._asked: list[tuple[Any, list[int], int]] = []  # SGLang's request, its prompt, tokens to be answered with
         self._aborted: set[int] = set()  # requests that were, by their number
-        self._rounds = 0
+        self._rounds = self._idle_rounds = 0
         self._armed: dict[str, ExitStack] = {}  # what stumbles when it is called next
 
     def run(self) -> None:
@@ -177,8 +180,9 @@ class RankWorld:
         batch = self._s.step()
         self._rounds += 1
         self._lockstep.meet(f"round {self._rounds}: {_words(batch)}")
+        self._idle_rounds = 0 if batch is not None else self._idle_rounds + 1
         if batch is None:
-            self.runner.sleep(1e-3)
+            self.runner.sleep(ROUND_SECONDS if self._idle_rounds <= SOON_ROUNDS else LATE_ROUND_SECONDS)
         return batch
 
     # ---- what the server is asked for: the actions of `plan.SERVER`, by their names ----
