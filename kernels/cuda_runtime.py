@@ -59,6 +59,8 @@ class CudaRuntime:
         self.copies_lists = lists
         if lists:
             library.cudaMemcpyBatchAsync.argtypes = [pointer] * 3 + [size, pointer, pointer, size, pointer]
+        # Of every list of copies, which are only read.
+        self._attributes, self._first = _CopyAttributes(source_order=_IN_STREAM_ORDER), ctypes.c_size_t(0)
         self._library = library
 
     def copy_rows(self, source: Rows, target: Rows, width: int, count: int, stream: int) -> None:
@@ -76,14 +78,13 @@ class CudaRuntime:
         page-locked host memory or all on the device; they are done in no order of their own. The lists may change as
         soon as this returns. Raises RuntimeError; nothing is queued then."""
         lengths = np.full(len(sources), nbytes, dtype=np.uint64)
-        attributes, first = _CopyAttributes(source_order=_IN_STREAM_ORDER), ctypes.c_size_t(0)
         error = self._library.cudaMemcpyBatchAsync(
             targets.ctypes.data,
             sources.ctypes.data,
             lengths.ctypes.data,
             len(sources),
-            ctypes.addressof(attributes),
-            ctypes.addressof(first),
+            ctypes.addressof(self._attributes),
+            ctypes.addressof(self._first),
             1,
             stream,
         )

@@ -129,12 +129,12 @@ class TritonPageCopy:
 
     def run(self, pages: torch.Tensor, slots: torch.Tensor, most_programs: int | None = None) -> None:
         """On the current stream. `pages`, `slots`: int64 [n], n > 0, on the pool's device."""
-        for start in range(0, len(pages), self._step):
-            if len(pages) <= self._step:
-                some, places = pages, slots
-            else:
+        total = pages.shape[0]
+        for start in range(0, total, self._step):
+            some, places, count, shape = pages, slots, total, self._shape
+            if total > self._step:
                 some, places = pages[start : start + self._step], slots[start : start + self._step]
-            count, shape = len(some), self._shape
+                count = some.shape[0]
             tiles = cdiv(count * self._page_pieces, shape.tile_pieces) * shape.parts
             programs = programs_for(self._device, tiles, most_programs)
             launch(
