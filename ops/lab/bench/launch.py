@@ -78,7 +78,7 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
         for kind, pages in lists(length // PAGE).items():
             slots = np.arange(len(pages), dtype=np.int64)
             for name, work in (("load", load), ("offload", offload)):
-                cases[f"{name}_{kind}"] = Asked(work, pages, slots)
+                cases[f"{name}_{kind}"] = CopyCase(work, pages, slots)
         for case, taken in take_turns(cases, rounds).items():
             name, _, rest = case.partition("_")
             microseconds[f"{name}_{length}_{rest}"] = taken
@@ -115,7 +115,7 @@ def lists(pages: int) -> dict[str, np.ndarray]:
     return {"scattered": anywhere, "neighbours": np.arange(pages, dtype=np.int64)}
 
 
-class Asked:
+class CopyCase:
     """Asks for copies of pages, and never for the same ones twice running, whose lists would be there."""
 
     def __init__(self, work: Callable[[np.ndarray, np.ndarray], object], pages: np.ndarray, slots: np.ndarray) -> None:
