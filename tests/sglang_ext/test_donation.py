@@ -188,7 +188,8 @@ def copies_hang(s) -> None:
     """Until `copies_go_on`; soon told of."""
     from swift_tiers.sglang_ext.build import donation
 
-    server, s.hanging = s.linker.peer_side.donation._server, threading.Event()
+    lends = s.linker.peer_side.donation
+    server, s.hanging, lends._copies_seen_at = lends._server, threading.Event(), 0.0
     s.told_after, donation.HUNG_SECONDS = donation.HUNG_SECONDS, 0.2
     copy = server._copy
 
