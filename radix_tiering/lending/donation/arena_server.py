@@ -124,8 +124,8 @@ class ArenaServer:
     @property
     def copying_seconds(self) -> float:
         """For how long a copy into the arena has been under way; 0.0 without one."""
-        since = self._copy_since
-        return self._clock() - since if self._copy_under_way else 0.0
+        with self._copying:
+            return self._clock() - self._copy_since if self._copy_under_way else 0.0
 
     def computing(self, computes: bool) -> None:
         """Whether the donor has requests to compute, for which the interference is bounded. Costs nothing unless that

@@ -34,7 +34,7 @@ class FencedRuns:
             yield from waiting.runs
 
     def add(self, runs: Iterable[int]) -> None:
-        """These wait from now on, even if this raises what the fence does."""
+        """These, if there are any, wait from now on, even if this raises what the fence does."""
         self._unfenced += runs
         self._begin()
 

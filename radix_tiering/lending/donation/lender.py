@@ -221,8 +221,7 @@ class Lender:
             elif isinstance(effect, BorrowerLeft):
                 self._units.pop(effect.borrower, None)
                 joined = True
-        if back:
-            self._returning.add(back)
+        self._returning.add(back)
         spans = [span for run in self._returning.take_passed() for span in self._runs.pop(run)]
         if spans:
             self._pool.put_back(spans)

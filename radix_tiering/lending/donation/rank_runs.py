@@ -90,8 +90,7 @@ class RankRuns:
                 self._units[effect.borrower] = effect.unit_bytes
             elif isinstance(effect, BorrowerLeft):
                 self._units.pop(effect.borrower, None)
-        if reclaimed:
-            self._returning.add(reclaimed)
+        self._returning.add(reclaimed)
         self._back.update(self._returning.take_passed())
         for run in self._leaving.take_passed():
             self.lending.fenced(run)

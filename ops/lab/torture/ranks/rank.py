@@ -39,11 +39,11 @@ from .scheduler import StepScheduler
 BRANCH_PAGES, MOST_BRANCHES = 2, 12
 #: How long all that was asked may take at the end, virtual seconds: deadlines, and what is computed after them.
 LONGEST_END = 200.0
-#: Between two rounds in which nothing is computed, seconds; after so many of them, so that a world in which all wait
-#: comes to that end within a minute.
-ROUND_SECONDS, SOON_ROUNDS, LATE_ROUND_SECONDS = 1e-3, 200, 2e-2
 #: The same where nothing goes wrong: a second is how often belts look.
 CALM_END = 3.0
+#: Between two rounds in which nothing is computed, seconds; after so many of them, so that a world in which all wait
+#: comes to `LONGEST_END` within a minute.
+ROUND_SECONDS, SOON_ROUNDS, LATE_ROUND_SECONDS = 1e-3, 200, 2e-2
 
 
 class RankWorldState(WorldState):
