@@ -184,7 +184,7 @@ class Donation:
             ),
             "sized": lambda sized: events.emit("lending.sized", **sized._asdict()),
         }
-        waits: Any = {"fence": self._fence, "copies_over": server.copies_over}
+        waits: Any = {"fence": self._fence, "copying": server.copying}
         self.lender: Lender | RankLender
         if ranks == 1:
             self.lender = Lender(pool, sizer, layout, service, effects, demand=self._demand, **waits, **tells)
@@ -260,7 +260,7 @@ class Donation:
         if seconds >= HUNG_SECONDS:
             logger.error(
                 "swift-tiers: a borrower's page has been on its way into lent memory for %.0f s: the device does not "
-                "answer, and what borrowers give back meanwhile stays out of this server's pool",
+                "answer, and the memory that is written stays out of this server's pool",
                 seconds,
             )
             self.stack.events.emit("lending.hung", seconds=round(seconds, 1))

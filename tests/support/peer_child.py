@@ -57,7 +57,7 @@ class DonorChild:
     def take_back(self) -> None:
         while True:
             reclaimed = self.returns.get()
-            wait_for(self.donor.server.copies_over())
+            wait_for(lambda: not self.donor.server.copying())
             for extent in self.donor.extents_of(reclaimed.run):
                 memory = self.donor.bytes_of(extent)
                 memory[:] = TAKEN_BACK

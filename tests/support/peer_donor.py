@@ -82,7 +82,7 @@ class LocalDonor:
         """Take what came back, overwrite it, and lend it again."""
         while self.reclaimed:
             first = self._runs.pop(self.reclaimed.pop(0).run)
-            wait_for(self.server.copies_over())
+            wait_for(lambda: not self.server.copying())
             for extent in self.extents(first):
                 self.bytes_of(extent)[:] = OWN
             self._stock(first)

@@ -21,8 +21,8 @@ IN_RANK_LENDING = [
            "for name in list(names)[1:]])"),
     Defect("what could not be stocked is out for ever", Lender, "_lend",
            "if spans:\n            self._pool.put_back(spans)", "pass"),
-    Defect("a copy under way is not waited for on any rank", RankRuns, "__init__", "FencedRuns(copies_over)",
-           "FencedRuns(lambda: lambda: True)"),
+    Defect("a copy under way is not waited for on any rank", RankRuns, "__init__", "ReturningRuns(copying)",
+           "ReturningRuns(frozenset)"),
 ]  # fmt: skip
 #: Not found within so many, and why, as far as reading tells.
 NOT_FOUND_IN_RANK_LENDING: dict[Defect, str] = {

@@ -78,7 +78,7 @@ class DonorSide:
             effects,
             demand=demand,
             fence=lambda: lambda: True,
-            copies_over=lambda: lambda: True,
+            copying=frozenset,
             taken_back=self._taken_back,
             sized=lambda sized: events.emit("lending.sized", **sized._asdict()),
         )

@@ -91,8 +91,7 @@ class LendingDonor:
             reclaimed, at = self._back.get(timeout=PATIENCE)
         except queue.Empty:
             return {"failure": f"nothing came back within {PATIENCE:g} s"}
-        over = self._server.copies_over()
-        while not over():
+        while reclaimed.run in self._server.copying():
             if THREADS.boot_time() > at + PATIENCE:
                 return {"failure": f"a copy into memory that came back has not ended within {PATIENCE:g} s"}
             THREADS.sleep(0.0005)

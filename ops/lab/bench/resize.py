@@ -117,7 +117,7 @@ class Donor:
             effects,
             demand=lambda: self._needed,
             fence=lambda: lambda: True,
-            copies_over=lambda: lambda: True,
+            copying=frozenset,
         )
         self._lender.tick(self._now)  # cuts the pool for the borrower
         self.resize()

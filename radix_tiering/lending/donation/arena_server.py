@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from ...base.errors import ConfigError
 from ...base.poller import BROKEN, READABLE
 from ...base.private_directory import open_private_directory
 from ...base.runner import THREADS, Runner
-from ..leases.messages import Extents, GarbledError, Party
+from ..leases.messages import GarbledError, Party
+from ..leases.runs import HeldRun
 from .arena import ArenaError, AttachedArena, ExportedArena
 from .arena_guest import Guest
 from .arena_messages import (
@@ -65,7 +66,7 @@ class ArenaServer:
         address: str,
         party: Party,
         arena: ExportedArena,
-        lent: Callable[[Party, int], Extents | None],
+        lent: Callable[[Party, int], HeldRun | None],
         *,
         bandwidth: float | None = None,
         interference: float | None = None,
@@ -88,9 +89,8 @@ class ArenaServer:
         #: `garbled`, `oversized`, of an `other version`; `full`: turned away; `faults`: errors of ours, logged.
         self.counters: Counter[str] = Counter()
         self._guests: dict[int, Guest] = {}  # by descriptor
-        self._copying = runner.lock()
-        self._copy_under_way = False
-        self._copies_ended = 0
+        self._lock = runner.lock()  # of what is being copied
+        self._copying: Set[int] = frozenset()
         self._copy_since = self._clock()
         self._stopping = False
         os.close(open_private_directory(path.parent, "lease directory", create=True))
@@ -110,22 +110,20 @@ class ArenaServer:
         self._thread = runner.thread(self._run, "swift-arena")
         self._thread.start()
 
-    def copies_over(self) -> Callable[[], bool]:
-        """Give a function that says whether the copy into the arena that is under way now, if there is one, has ended:
-        that takes as long as the copy of some pages, or for ever where a device hangs.
+    def copying(self) -> Set[int]:
+        """The runs that some pages are being copied to now, which takes milliseconds, or for ever where a device hangs.
 
-        Whoever has been told `Reclaimed`, calls this, and has heard that it is over, has the run's bytes to itself. Not
-        to be called under the lease service's lock.
+        Whoever has been told that a run is `Reclaimed`, and then does not find it here, has its bytes to itself. Not to
+        be called under the lease service's lock.
         """
-        with self._copying:
-            over = self._copies_ended + self._copy_under_way
-        return lambda: self._copies_ended >= over
+        with self._lock:
+            return self._copying
 
     @property
     def copying_seconds(self) -> float:
-        """For how long a copy into the arena has been under way; 0.0 without one."""
-        with self._copying:
-            return self._clock() - self._copy_since if self._copy_under_way else 0.0
+        """For how long what is being copied has been; 0.0 if nothing is."""
+        with self._lock:
+            return self._clock() - self._copy_since if self._copying else 0.0
 
     def computing(self, computes: bool) -> None:
         """Whether the donor has requests to compute, for which the interference is bounded. Costs nothing unless that
@@ -321,13 +319,16 @@ class ArenaServer:
 
     def _store(self, guest: Guest, stores: Sequence[Store]) -> list[Store]:
         """Copy pages, in one go, if their leases are held; which were."""
-        with self._copying:
-            # Asked here so that whoever sees the lease's end, and then that nothing is copied, knows it is over.
-            runs = [(store, run) for store in stores if (run := self._run_of(guest, store)) is not None]
+        assert guest.party is not None
+        with self._lock:
+            # Asked here so that whoever sees the lease's end, and then that nothing is copied there, knows it is over.
+            held = {store.lease: self._lent(guest.party, store.lease) for store in stores}
+            runs = [(store, run) for store in stores if (run := self._cut(guest, store, held[store.lease])) is not None]
             self.counters["refused"] += len(stores) - len(runs)
             if not runs:
                 return []
-            self._copy_under_way, self._copy_since = True, self._clock()
+            self._copying = frozenset(run.number for run in held.values() if run is not None)
+            self._copy_since = self._clock()
         try:
             self._copy(guest, runs)
         except ArenaError as error:
@@ -336,9 +337,8 @@ class ArenaServer:
             self._pull_no_more(guest, str(error))
             return []
         finally:
-            with self._copying:
-                self._copy_under_way = False
-                self._copies_ended += 1
+            with self._lock:
+                self._copying = frozenset()
         self.counters["stored"] += len(runs)
         return [store for store, _ in runs]
 
@@ -354,12 +354,10 @@ class ArenaServer:
         guest.outgoing = None
         guest.say(encode(OfferAnswered(reason[:1024] or "it cannot be copied from")))
 
-    def _run_of(self, guest: Guest, store: Store) -> CutRun | None:
+    def _cut(self, guest: Guest, store: Store, held: HeldRun | None) -> CutRun | None:
         """Where a page is to be copied; None where it may not be."""
-        assert guest.party is not None
         source = guest.outgoing if store.outgoing else guest.staging
-        extents = self._lent(guest.party, store.lease)
-        run = None if extents is None else guest.cut(store.lease, extents)
+        run = None if held is None else guest.cut(store.lease, held.extents)
         if run is None or store.slot >= run.slots or source is None or store.at > source.size - guest.page_bytes:
             return None
         return run

@@ -1,14 +1,16 @@
-"""Runs of memory that wait until whatever had begun to use them has ended, without a thread that waits for it."""
+"""Runs of memory that wait until nothing uses them any more, without a thread that waits for it."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 #: Called when memory changes hands; gives a function that says whether everything that had begun to use that memory by
 #: then has ended. Both take a short lock at most.
 Fence = Callable[[], Callable[[], bool]]
+#: The runs that something is being copied to now. It takes a short lock at most.
+Copying = Callable[[], Collection[int]]
 
 
 class _Waiting(NamedTuple):
@@ -24,14 +26,6 @@ class FencedRuns:
         self._fence = fence
         self._unfenced: list[int] = []
         self._waiting: deque[_Waiting] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting or self._unfenced)
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self._unfenced
-        for waiting in self._waiting:
-            yield from waiting.runs
 
     def add(self, runs: Iterable[int]) -> None:
         """These, if there are any, wait from now on, even if this raises what the fence does."""
@@ -50,3 +44,31 @@ class FencedRuns:
         if self._unfenced:
             self._waiting.append(_Waiting(tuple(self._unfenced), self._fence()))
             self._unfenced.clear()
+
+
+class ReturningRuns:
+    """Runs that no lease holds any more, by their numbers, each until what is copied there has ended: nothing begins to
+    be. In the order in which they were added. One thread."""
+
+    def __init__(self, copying: Copying) -> None:
+        self._copying = copying
+        self._runs: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._runs)
+
+    def add(self, runs: Iterable[int]) -> None:
+        """These wait from now on."""
+        self._runs += runs
+
+    def take_over(self) -> list[int]:
+        """The runs that nothing is copied to any more; they are forgotten here. Raises what `copying` does."""
+        if not self._runs:
+            return []
+        copying = self._copying()
+        over = [run for run in self._runs if run not in copying]
+        self._runs = [run for run in self._runs if run in copying]
+        return over

@@ -17,7 +17,7 @@ from ..leases.runs import RunState
 from ..leases.service import LeaseService
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, RunShape, Span, run_shape
-from .fenced import Fence, FencedRuns
+from .fenced import Copying, Fence, FencedRuns, ReturningRuns
 from .sizing import ElasticSizer, pages_for
 
 logger = logging.getLogger(__name__)
@@ -90,9 +90,8 @@ class Lender:
     """Keeps as many pages lent as `sizer` says, borrowers want, and lie together.
 
     What is out of the pool is in exactly one run, from `stock` until nothing is copied there any more after the effect
-    `Reclaimed`. Pages that requests use
-    are never taken: only free ones are, and those that the pool frees by evicting. While nobody borrows, the pool is as
-    if there were no lender.
+    `Reclaimed`. Pages that requests use are never taken: only free ones are, and those that the pool frees by evicting.
+    While nobody borrows, the pool is as if there were no lender.
 
     For the scheduler's thread, but for `effects` and `rest`. `tick` is to be called once in each scheduling round: it
     costs a few comparisons when there is nothing to do.
@@ -108,7 +107,7 @@ class Lender:
         *,
         demand: Callable[[], int],
         fence: Fence,
-        copies_over: Fence,
+        copying: Copying,
         kept: Callable[[], int] = lambda: 0,
         taken_back: Callable[[int, float], None] = lambda pages, seconds: None,
         sized: Callable[[Sized], None] = lambda sized: None,
@@ -117,8 +116,8 @@ class Lender:
         `demand`: the tokens that running and waiting requests need together, now.
         `kept`: the tokens of cached prefixes that no request uses, and that count as needed all the same, now.
         `fence`: called when pages have left the pool, for what this server computes with them.
-        `copies_over`: called when pages have come back, for stores of borrowers there (`ArenaServer.copies_over`). A
-        store that never ends keeps its pages out of the pool, and nobody waiting.
+        `copying`: see `ArenaServer.copying`; asked when pages have come back. A copy that never ends keeps its runs out
+        of the pool, and nobody waiting.
         `sized`: told when it is decided to lend another amount.
         `taken_back`: told how many pages borrowers had to give back for this server's requests, and how many seconds
         after they were missing.
@@ -136,7 +135,7 @@ class Lender:
         self._runs: dict[int, list[Span]] = {}
         self._last_run = 0
         self._leaving = FencedRuns(fence)
-        self._returning = FencedRuns(copies_over)
+        self._returning = ReturningRuns(copying)
         self._look_at = self._lend_at = -math.inf
         self._missing = False  # memory, when it was last looked at
         self._owed = 0  # pages that borrowers are to give back for requests
@@ -222,7 +221,7 @@ class Lender:
                 self._units.pop(effect.borrower, None)
                 joined = True
         self._returning.add(back)
-        spans = [span for run in self._returning.take_passed() for span in self._runs.pop(run)]
+        spans = [span for run in self._returning.take_over() for span in self._runs.pop(run)]
         if spans:
             self._pool.put_back(spans)
             pages = sum(span.pages for span in spans)

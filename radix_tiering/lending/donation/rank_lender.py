@@ -312,7 +312,7 @@ class _Leading:
         pool = _LeadPool(runs, self._say)
         self.lender = _LeadLender(
             pool, sizer, runs.layout, _LeadLending(runs, pool, self._say, lambda: self._said), self._effects,
-            fence=lambda: _passed, copies_over=lambda: _passed, **lender,
+            fence=lambda: _passed, copying=frozenset, **lender,
         )  # fmt: skip
 
     def take_words(self) -> list[int]:

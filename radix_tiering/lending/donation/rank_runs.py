@@ -13,7 +13,7 @@ from ..leases.messages import Party
 from ..leases.runs import RunState
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, Span
-from .fenced import Fence, FencedRuns
+from .fenced import Copying, Fence, FencedRuns, ReturningRuns
 from .lender import Lending, PagePool
 
 
@@ -57,7 +57,7 @@ class RankRuns:
         effects: deque[DonorEffect],
         *,
         fence: Fence,
-        copies_over: Fence,
+        copying: Copying,
     ) -> None:
         """See `Lender`."""
         self.pool = pool
@@ -70,7 +70,7 @@ class RankRuns:
         self._last_name = 0
         #: Runs that every rank has been told to take back.
         self.coming: set[int] = set()
-        self._returning = FencedRuns(copies_over)  # reclaimed by the leases; a copy there may be under way yet
+        self._returning = ReturningRuns(copying)  # reclaimed by the leases; a copy there may be under way yet
         self._back: set[int] = set()
         self._units: dict[Party, int] = {}  # bytes, of each borrower
         self._leaving = FencedRuns(fence)
@@ -91,7 +91,7 @@ class RankRuns:
             elif isinstance(effect, BorrowerLeft):
                 self._units.pop(effect.borrower, None)
         self._returning.add(reclaimed)
-        self._back.update(self._returning.take_passed())
+        self._back.update(self._returning.take_over())
         for run in self._leaving.take_passed():
             self.lending.fenced(run)
 

@@ -40,7 +40,7 @@ from .messages import (
     Welcome,
     in_parts,
 )
-from .runs import LentRun, RunState, RunTable
+from .runs import HeldRun, LentRun, RunState, RunTable
 from .sharing import Ask, elastic_unit, share
 from .timing import RECALL_PART, Timing
 
@@ -204,9 +204,12 @@ class Donor:
         run = self._leases.get(lease)
         return run is not None and run.borrower == borrower
 
-    def lent_to(self, borrower: Party, lease: int) -> Extents | None:
+    def lent_to(self, borrower: Party, lease: int) -> HeldRun | None:
         """What this life of a borrower holds by the lease; None if it does not hold it."""
-        return self._leases[lease].extents if self.holds(borrower, lease) else None
+        if not self.holds(borrower, lease):
+            return None
+        run = self._leases[lease]
+        return HeldRun(run.number, run.extents)
 
     def table(self, borrower: Party) -> dict[int, Extents]:
         """What this life of a borrower holds, by lease."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from .messages import Extents, Party
 
@@ -16,6 +17,13 @@ class RunState(Enum):
     FREE = "free"  # it can be lent
     LENT = "lent"  # a borrower may use it
     RECALLED = "recalled"  # a borrower may use it, and has been asked to return it
+
+
+class HeldRun(NamedTuple):
+    """What a borrower holds by a lease."""
+
+    number: int
+    extents: Extents
 
 
 class LentRun:

@@ -19,8 +19,8 @@ from .effects import (
     Send,
 )
 from .lease import Ticket, Use
-from .messages import Extent, Extents, Party
-from .runs import RunState
+from .messages import Extent, Party
+from .runs import HeldRun, RunState
 from .wire import BorrowerGone, DonorGone, DonorRefuses, Event, FromBorrower, FromDonor, Wire
 from .zmq_wire import ZmqWire
 
@@ -132,7 +132,7 @@ class LeaseService:
         with self._lock:
             return self._donor is not None and self._donor.holds(borrower, lease)
 
-    def lent_to(self, borrower: Party, lease: int) -> Extents | None:
+    def lent_to(self, borrower: Party, lease: int) -> HeldRun | None:
         """See `Donor.lent_to`."""
         with self._lock:
             return self._donor.lent_to(borrower, lease) if self._donor else None

@@ -207,7 +207,7 @@ class DonorServer:
             one.effects,
             demand=self._demand,
             fence=self._fence,
-            copies_over=one.server.copies_over,
+            copying=one.server.copying,
             taken_back=lambda pages, seconds: self.waited.append(seconds),
         )
         self._requests: list[_Request] = []

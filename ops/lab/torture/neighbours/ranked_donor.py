@@ -98,7 +98,7 @@ class _Rank:
             len(server.addresses),
             RankRuns(
                 one.pool, one.layout, one.service, one.effects, fence=self._fence,
-                copies_over=one.server.copies_over,
+                copying=one.server.copying,
             ),
             ElasticSizer(shape[0], PAGE_TOKENS, window_seconds=window),
             lambda values: server.meeting.least("lending", values),

@@ -37,6 +37,7 @@ from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, packet_socket, receive, send
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
+from swift_tiers.radix_tiering.lending.leases.runs import HeldRun
 
 from support.redis import wait_for
 
@@ -44,6 +45,8 @@ PAGE = 8192
 PAGES = 16
 OWN = 0xDD
 BORROWER = Party("b", 7)
+#: Of the run of lease 0; those of others follow.
+RUN_NUMBER = 40
 #: The run of lease 1: four pages, in pieces that are no pages.
 RUN = (Extent(0, 3 * PAGE, PAGE // 2), Extent(0, 8 * PAGE, 3 * PAGE), Extent(0, 5 * PAGE, PAGE // 2))
 
@@ -61,8 +64,9 @@ class Donor:
         self.lent: dict[tuple[Party, int], tuple[Extent, ...]] = {(BORROWER, 1): RUN}
         self.server = kind(self.address, Party("d", 1), self.arena, self._lent_to, **options)
 
-    def _lent_to(self, party: Party, lease: int) -> tuple[Extent, ...] | None:
-        return self.lent.get((party, lease))
+    def _lent_to(self, party: Party, lease: int) -> HeldRun | None:
+        extents = self.lent.get((party, lease))
+        return HeldRun(RUN_NUMBER + lease, extents) if extents else None
 
     @property
     def counters(self) -> dict[str, int]:
@@ -218,16 +222,15 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
     slow: tuple[Donor, SlowServer, Caller],
 ) -> None:
     donor, server, caller = slow
-    assert server.copies_over()(), "none is under way"
+    assert not server.copying()
     assert server.copying_seconds == 0.0
     caller.client.store([Store(number, 1, number, 0) for number in range(4)])
     assert server.begun.acquire(timeout=60)
     donor.lent.clear()  # while it copies
-    over = server.copies_over()
-    assert not over()
+    assert server.copying() == {RUN_NUMBER + 1}, "the others are the donor's already"
     assert server.copying_seconds > 0.0
     server.go_on.release(4)
-    wait_for(over, "the copy under way to end")
+    wait_for(lambda: not server.copying(), "the copy under way to end")
     # The memory is the donor's own again, whatever the borrower has asked for before.
     donor.arena.array[:] = OWN
     wait_for(lambda: caller.handle() and len(caller.answers) == 4)
@@ -236,14 +239,14 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
 
 
 def test_the_copy_under_way_is_over_whatever_is_copied_next(slow: tuple[Donor, SlowServer, Caller]) -> None:
-    _, server, caller = slow
-    caller.client.store([Store(number, 1, number, 0) for number in range(2)])
+    donor, server, caller = slow
+    donor.lent[BORROWER, 2] = (Extent(0, 0, PAGE),)
+    caller.client.store([Store(1, 1, 0, 0), Store(2, 2, 0, 0)])
     assert server.begun.acquire(timeout=60)
-    over = server.copies_over()
+    assert server.copying() == {RUN_NUMBER + 1}
     server.go_on.release()
     assert server.begun.acquire(timeout=60)
-    assert over()
-    assert not server.copies_over()()
+    assert server.copying() == {RUN_NUMBER + 2}
     assert not caller.answers
     server.go_on.release()
 

@@ -25,6 +25,7 @@ from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, 
 from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice, DeviceArena
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
+from swift_tiers.radix_tiering.lending.leases.runs import HeldRun
 
 from support.fake_device import GRANULE, FakeDeviceMemory
 from support.redis import wait_for
@@ -33,6 +34,7 @@ PAGE = 8192
 SIZE = 16 * PAGE
 OWN = 0xDD
 BORROWER = Party("b", 7)
+RUN_NUMBER = 41
 #: The run of lease 1: four pages, in pieces that are no pages.
 RUN = (Extent(0, 3 * PAGE, PAGE // 2), Extent(0, 8 * PAGE, 3 * PAGE), Extent(0, 5 * PAGE, PAGE // 2))
 
@@ -45,7 +47,7 @@ class Donor:
         self.device = device
         self.arena = DeviceArena(device, SIZE)
         self.arena.memory[:] = OWN
-        self.lent = {(BORROWER, 1): RUN}
+        self.lent = {(BORROWER, 1): HeldRun(RUN_NUMBER, RUN)}
         if size is not None:
             self.arena.size = size  # what it says of it
         self.server = ArenaServer(
@@ -184,7 +186,9 @@ def test_a_borrower_without_a_device_is_told_so(donor: Donor, opened: list[Any])
 
 def test_a_borrower_with_a_device_uses_a_donors_host_memory_as_ever(directory: Path, opened: list[Any]) -> None:
     arena = SharedArena(SIZE)
-    server = ArenaServer(ipc_address(directory, "d"), Party("d", 1), arena, lambda party, lease: RUN)
+    server = ArenaServer(
+        ipc_address(directory, "d"), Party("d", 1), arena, lambda party, lease: HeldRun(RUN_NUMBER, RUN)
+    )
     opened.append(server)
     device = FakeDeviceMemory("GPU-b")
     caller = Caller(ipc_address(directory, "d"), device)
@@ -223,10 +227,9 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
     caller.begin(0, 1, 2)
     assert begun.wait(60)
     donor.lent.clear()  # while it copies
-    over = donor.server.copies_over()
-    assert not over()
+    assert donor.server.copying() == {RUN_NUMBER}
     go_on.set()
-    wait_for(over, "the copy under way to end")
+    wait_for(lambda: not donor.server.copying(), "the copy under way to end")
     donor.arena.memory[:] = OWN
     wait_for(lambda: caller.handle() and len(caller.answers) == 3)
     assert [answer.ok for answer in caller.answers] == [True, False, False]
@@ -239,7 +242,7 @@ def test_a_device_that_fails_in_a_store_ends_that_connection_alone(donor: Donor,
     wait_for(lambda: caller.handle() and caller.client.ended)
     assert not caller.answers
     assert donor.server.counters["faults"] == 1
-    wait_for(donor.server.copies_over())
+    wait_for(lambda: not donor.server.copying())
     donor.device.faults.clear()
     again = Caller(donor.address, FakeDeviceMemory("GPU-b"))
     assert again.store(0) == [True]
@@ -350,7 +353,9 @@ def test_only_one_offer_of_a_connection_is_taken(donor: Donor, opened: list[Any]
 
 def test_a_donor_in_host_memory_is_offered_nothing(directory: Path, opened: list[Any]) -> None:
     arena = SharedArena(SIZE)
-    server = ArenaServer(ipc_address(directory, "d"), Party("d", 1), arena, lambda party, lease: RUN)
+    server = ArenaServer(
+        ipc_address(directory, "d"), Party("d", 1), arena, lambda party, lease: HeldRun(RUN_NUMBER, RUN)
+    )
     opened.append(server)
     device = FakeDeviceMemory("GPU-b")
     caller = Caller(ipc_address(directory, "d"), device, DeviceArena(device, PAGE))
@@ -380,7 +385,7 @@ def test_after_a_pull_that_fails_pages_go_through_the_host(donor: Donor, opened:
     wait_for(lambda: caller.handle() and not caller.client.pulls, "the refusal")
     assert not caller.client.ended
     assert donor.device.mapped == 1, "the donor keeps what it cannot copy from"
-    wait_for(donor.server.copies_over())
+    wait_for(lambda: not donor.server.copying())
     assert caller.store(1) == [True]
     assert caller.pull(0) == [False]
     donor.device.faults.clear()
@@ -395,6 +400,7 @@ DONOR = textwrap.dedent(
     from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
     from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
     from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
+    from swift_tiers.radix_tiering.lending.leases.runs import HeldRun
     from support.fake_device import FakeDeviceMemory
     size, run = json.loads(sys.argv[3])
     device = FakeDeviceMemory("GPU-a")
@@ -408,7 +414,7 @@ DONOR = textwrap.dedent(
             print("copying", flush=True)
             sys.stdin.read()
     device.on_copy = on_copy
-    run = tuple(Extent(*one) for one in run)
+    run = HeldRun(1, tuple(Extent(*one) for one in run))
     server = ArenaServer(ipc_address(Path(sys.argv[2]), "d"), Party("d", 1), arena, lambda party, lease: run)
     print("ready", flush=True)
     sys.stdin.read()
