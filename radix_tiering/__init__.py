@@ -19,12 +19,11 @@ if TYPE_CHECKING:
         RestoreConfig,
         SsdConfig,
         TiersConfig,
-        load_config,
-        parse_config,
     )
     from .base.errors import BusError, ConfigError, FormatError, NotHeldError, StripeSetBusyError, SwiftTiersError
     from .base.events import Event, EventLog
     from .base.page import Namespace, PageGeometry, PageRecord, page_digest
+    from .base.read_config import load_config, parse_config
     from .base.runner import THREADS, Runner
     from .restore.cost import ComputeCost, CostModel, SourceCost
     from .restore.flight import Flight

@@ -22,8 +22,9 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs
 
-from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, parse_config, read_source
+from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
 from .build.assembly import Rank, check_donor, check_machine

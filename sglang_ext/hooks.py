@@ -58,7 +58,7 @@ def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> 
 def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
     """Before the model is loaded."""
     if get_memory().enable_swift_tiers:
-        from swift_tiers.radix_tiering.base.config import parse_config, read_source
+        from swift_tiers.radix_tiering.base.read_config import parse_config, read_source
 
         from .build.identity import begin_loading
 

@@ -25,7 +25,8 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         return _markdown()
     if options.defaults:
-        from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config
+        from swift_tiers.radix_tiering.base.config import TiersConfig
+        from swift_tiers.radix_tiering.base.read_config import dump_config
 
         print(json.dumps(dump_config(TiersConfig()), indent=2))
         return 0
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(name: str, ranks: int) -> int:
-    from swift_tiers.radix_tiering.base.config import load_config
+    from swift_tiers.radix_tiering.base.read_config import load_config
 
     config = load_config(f"@{name.removeprefix('@')}")
     # The same look at the machine that a server takes: it imports torch, so only after the cheap part.
@@ -48,7 +49,7 @@ def _explain() -> int:
     from rich import box
     from rich.table import Table
 
-    from swift_tiers.radix_tiering.base.config import explain
+    from swift_tiers.radix_tiering.base.read_config import explain
 
     from ..base.terminal import Terminal
 
@@ -69,7 +70,7 @@ def _explain() -> int:
 
 
 def _markdown() -> int:
-    from swift_tiers.radix_tiering.base.config import explain
+    from swift_tiers.radix_tiering.base.read_config import explain
 
     print("| field | type | default | |\n|---|---|---|---|")
     for field in explain():

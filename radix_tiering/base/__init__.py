@@ -17,11 +17,6 @@ if TYPE_CHECKING:
         RestoreConfig,
         SsdConfig,
         TiersConfig,
-        dump_config,
-        explain,
-        load_config,
-        parse_config,
-        read_source,
     )
     from .errand_thread import ErrandThread
     from .errors import BusError, ConfigError, FormatError, NotHeldError, StripeSetBusyError, SwiftTiersError
@@ -40,6 +35,7 @@ if TYPE_CHECKING:
     )
     from .poller import BROKEN, READABLE, WRITABLE, Waker
     from .private_directory import open_private_directory
+    from .read_config import dump_config, explain, load_config, parse_config, read_source
     from .redis_address import Address, parse_url
     from .runner import THREADS, Condition, Flag, Lock, Poller, Queue, Runner, Thread, ThreadRunner
     from .slot_map import MapPiece, SlotState, TierMap

@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_serving
 
-from swift_tiers.radix_tiering.base.config import BusConfig, dump_config
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.read_config import dump_config
 from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Order, SetPolicy
 from swift_tiers.radix_tiering.bus.contract.policy_values import section_of
 from swift_tiers.radix_tiering.bus.contract.records import ServerInfo

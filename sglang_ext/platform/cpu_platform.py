@@ -126,7 +126,7 @@ def peer_config() -> Any:
     """The section `peer` of this server's configuration, as its ranks get it; None without tiers."""
     from sglang.srt.runtime_context import get_memory
 
-    from swift_tiers.radix_tiering.base.config import parse_config
+    from swift_tiers.radix_tiering.base.read_config import parse_config
 
     memory = get_memory()
     if not memory.enable_swift_tiers:

@@ -26,8 +26,8 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import Namespace
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 

@@ -10,8 +10,8 @@ from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.events import EventHistory
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import Flush
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 

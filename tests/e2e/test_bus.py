@@ -15,7 +15,7 @@ import redis
 
 from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.place import Place, PlaceStep
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config
 
 from support.command_line import run_command
 from support.console_screen import console, screen_text, shows, told

@@ -17,7 +17,8 @@ import pytest
 import redis
 
 from swift_tiers.ops.base.model import tiny_model
-from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for

@@ -22,7 +22,7 @@ from swift_tiers.ops.base.remote_engine import WaitedEngine
 from swift_tiers.ops.commands.bench import remote
 from swift_tiers.ops.commands.bench.report import MISSED
 from swift_tiers.ops.commands.demo.store import LocalStore
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.engine import check, close, get, put

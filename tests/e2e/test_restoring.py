@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 

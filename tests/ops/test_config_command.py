@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.radix_tiering.base.config import TiersConfig, explain, load_config
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.read_config import explain, load_config
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])

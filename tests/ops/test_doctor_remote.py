@@ -15,7 +15,7 @@ from swift_tiers.ops.base import remote_engine
 from swift_tiers.ops.commands.doctor import engine_ports, remote
 from swift_tiers.ops.commands.doctor.finding import Finding
 from swift_tiers.ops.commands.doctor.isolation import run_checks
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, Profile, profile_path, save_profile
 from swift_tiers.sglang_ext.build.hardware import hardware_name

@@ -46,7 +46,7 @@ from swift_tiers.ops.commands.bench.multiturn_workload import (
     make_short_round,
     read_trace,
 )
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config
 
 SHAPE = RoundShape(agents=5, turns=4, longest=600)
 VOCABULARY = 1000

@@ -19,7 +19,7 @@ from swift_tiers.ops.commands.profile.procedure import make_profile
 from swift_tiers.ops.commands.profile.report import show
 from swift_tiers.ops.commands.profile.session import PromptTiming, ServedModel
 from swift_tiers.ops.commands.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
-from swift_tiers.radix_tiering.base.config import load_config, parse_config
+from swift_tiers.radix_tiering.base.read_config import load_config, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layer_wise, plan_token_wise

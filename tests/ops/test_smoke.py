@@ -19,7 +19,7 @@ from swift_tiers.ops.commands import inspect, lease_command
 from swift_tiers.ops.commands.bench.report import MISSED
 from swift_tiers.ops.commands.bench_command import all_benches
 from swift_tiers.ops.commands.doctor.command import families
-from swift_tiers.radix_tiering.base.config import load_config
+from swift_tiers.radix_tiering.base.read_config import load_config
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS
 from swift_tiers.radix_tiering.bus.contract.schema import TIERS
 from swift_tiers.radix_tiering.bus.hear.command_words import name_of

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.kernels.load_programs import measure_load_programs
 from swift_tiers.kernels.page_gather import PageCopy
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.sglang_ext.build import assembly, identity
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups, strip_layers

@@ -263,7 +263,7 @@ def test_swiftkv_models(tmp_path):
 
 @pytest.mark.parametrize("peer", [{}, {"donate": True}, {"borrow": True}])
 def test_a_squatted_directory_of_the_bus_ends_no_start(tmp_path, monkeypatch, peer):
-    from swift_tiers.radix_tiering.base.config import dump_config, parse_config
+    from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config
     from swift_tiers.sglang_ext.arguments import without_a_bus_that_cannot_be
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.sglang_ext.build import identity
 from swift_tiers.sglang_ext.build.assembly import Rank, current_rank
 from swift_tiers.sglang_ext.build.content_names import ContentNames

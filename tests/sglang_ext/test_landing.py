@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.base.config import PeerConfig, parse_config
+from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.table.tier_copies import HOST

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
 from swift_tiers.sglang_ext.build.assembly import Rank

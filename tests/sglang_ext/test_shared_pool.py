@@ -174,7 +174,7 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
     from sglang.srt import platforms
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-    from swift_tiers.radix_tiering.base.config import parse_config
+    from swift_tiers.radix_tiering.base.read_config import parse_config
     from swift_tiers.sglang_ext import hooks
     from swift_tiers.sglang_ext.platform import cpu_platform
     from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
@@ -237,7 +237,7 @@ def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
 ) -> None:
     from sglang.srt import platforms
 
-    from swift_tiers.radix_tiering.base.config import parse_config
+    from swift_tiers.radix_tiering.base.read_config import parse_config
     from swift_tiers.sglang_ext.build.assembly import check_donor
 
     here = SimpleNamespace(is_cuda=lambda: platform.get("cuda", True))

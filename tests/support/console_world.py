@@ -16,8 +16,8 @@ from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place
 from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.radix_tiering.base.config import dump_config, parse_config
 from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.contract.views import (

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 

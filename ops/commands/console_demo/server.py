@@ -9,8 +9,9 @@ from random import Random
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig, dump_config
+from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry, page_digest
+from swift_tiers.radix_tiering.base.read_config import dump_config
 from swift_tiers.radix_tiering.base.virtual import VirtualProcess
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.contract.schema import Keys
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part

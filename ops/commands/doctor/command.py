@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swift_tiers.radix_tiering.base.config import TiersConfig, load_config
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.read_config import load_config
 
 from ...base.errors import FOUND, USAGE, CommandError
 from ...base.progress import progress

@@ -34,7 +34,7 @@ def seconds_argument(text: str) -> float:
 
 def bus_config(options: argparse.Namespace) -> BusConfig:
     """The section `bus` that the options name. Raises ConfigError; CommandError if that bus is off."""
-    from swift_tiers.radix_tiering.base.config import dump_config, load_config, parse_config
+    from swift_tiers.radix_tiering.base.read_config import dump_config, load_config, parse_config
 
     content = dump_config(load_config(options.config))["bus"]
     if options.url is not None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
 from swift_tiers.radix_tiering.restore.plan import crossover

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, load_config
+from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.page import round_up
+from swift_tiers.radix_tiering.base.read_config import dump_config, load_config
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 
 from ...base.errors import USAGE, CommandError

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier

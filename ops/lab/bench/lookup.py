@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _linker() -> Any:
     import torch
 
-    from swift_tiers.radix_tiering.base.config import parse_config
     from swift_tiers.radix_tiering.base.page import Namespace
+    from swift_tiers.radix_tiering.base.read_config import parse_config
     from swift_tiers.radix_tiering.stack import TierStack
     from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
     from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool

@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd.files import open_array

@@ -27,7 +27,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from swift_tiers.radix_tiering.base.config import RemoteConfig, parse_config
+from swift_tiers.radix_tiering.base.config import RemoteConfig
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound

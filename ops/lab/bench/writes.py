@@ -20,8 +20,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd import io_thread
 from swift_tiers.sglang_ext.build.assembly import Rank, open_stack

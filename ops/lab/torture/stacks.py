@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from swift_tiers.kernels.page_digest import host_page_digest
-from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandRefusedError

@@ -42,7 +42,7 @@ NEEDED = {"remote": {"engine": "file"}}
 
 def policy_value(field: str, value: str | float) -> Any:
     """The value as the configuration has it. Raises CommandRefusedError, which says what it may be."""
-    from ...base.config import parse_config
+    from ...base.read_config import parse_config
 
     section, name = section_of(field)
     try:
@@ -70,7 +70,7 @@ def check_values(command: AnyCommand) -> None:
 
 def policy_fields(configuration: Mapping[str, Any]) -> list[PolicyField]:
     """All of them. `configuration`: of a server, as it says it on the bus."""
-    from ...base.config import explain
+    from ...base.read_config import explain
 
     known = {(one.section, one.name): one for one in explain()}
     found = []

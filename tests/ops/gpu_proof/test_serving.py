@@ -62,7 +62,7 @@ def test_all_servers_get_the_same_memory(tmp_path: Path) -> None:
 
 
 def test_the_tiers_configuration_is_a_valid_one(tmp_path: Path) -> None:
-    from swift_tiers.radix_tiering.base.config import parse_config
+    from swift_tiers.radix_tiering.base.read_config import parse_config
 
     config = json.loads(arguments(TIERS, tmp_path, QWEN, ServingLoad())[-1])
     assert parse_config(config).host.size == config["host"]["size"]

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, explain, load_config, parse_config
+from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.read_config import dump_config, explain, load_config, parse_config
 from swift_tiers.radix_tiering.base.units import Duration, Size, format_size
 
 

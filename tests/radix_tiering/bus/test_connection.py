@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.redis import connection
 from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE, bus_errors, check, connect, describe
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
