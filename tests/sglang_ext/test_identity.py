@@ -292,14 +292,14 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    from swift_tiers.sglang_ext import hooks
+    from swift_tiers.sglang_ext import hook_functions
 
-    monkeypatch.setattr(hooks, "swift_linker", lambda scheduler: scheduler.linker)
+    monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: scheduler.linker)
     adapter, served = "0123456789abcdef" * 2, SimpleNamespace(linker=object(), enable_lora=True)
 
     def key(extra_key, lora_id, scheduler=served):
         req = Req("r", "", array("q", [1, 2]), SamplingParams(), extra_key=extra_key, lora_id=lora_id)
-        hooks.after_radix_namespace(None, scheduler, req)
+        hook_functions.after_radix_namespace(None, scheduler, req)
         return req.extra_key
 
     assert key(adapter, None, SimpleNamespace(linker=object(), enable_lora=False)) == adapter, "nothing to keep apart"

@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
-from swift_tiers.sglang_ext import hooks
+from swift_tiers.sglang_ext import hook_functions
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way import linker, offloads
@@ -199,9 +199,9 @@ def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.Mon
         wait_offloads=lambda: order.append("copied"),
         weights_changed=lambda *, device_emptied: order.append("changed"),
     )
-    monkeypatch.setattr(hooks, "swift_linker", lambda scheduler: linker)
+    monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: linker)
     updater = SimpleNamespace(scheduler=None)
-    assert hooks.around_weights_update(lambda *_: order.append("updated") or 7, updater, None) == 7
+    assert hook_functions.around_weights_update(lambda *_: order.append("updated") or 7, updater, None) == 7
     assert order == ["copied", "updated", "changed"]
 
 

@@ -361,7 +361,7 @@ def pages_evicted_while_waiting_are_restored_too(s):
 
 
 def new_weights_hide_old_pages(s):
-    from swift_tiers.sglang_ext.hooks import around_weights_update
+    from swift_tiers.sglang_ext.hook_functions import around_weights_update
 
     def update(flush):
         around_weights_update(

@@ -175,7 +175,7 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
     from swift_tiers.radix_tiering.base.read_config import parse_config
-    from swift_tiers.sglang_ext import hooks
+    from swift_tiers.sglang_ext import hook_functions
     from swift_tiers.sglang_ext.platform import cpu_platform
     from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
     from swift_tiers.sglang_ext.pools.shared_pool import DeviceKVPool
@@ -187,12 +187,12 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
         pass
 
     def chosen(kind: str = "mha", default: type = MHATokenToKVPool, by_platform: type | None = None) -> type:
-        return hooks.around_kv_pool_class(
+        return hook_functions.around_kv_pool_class(
             lambda self, *, kind, default: by_platform or default, None, kind=kind, default=default
         )
 
     def allocator(by_platform: type | None = None) -> type | None:
-        return hooks.around_paged_allocator_class(lambda self: by_platform, None)
+        return hook_functions.around_paged_allocator_class(lambda self: by_platform, None)
 
     for donate, is_cuda in ((False, True), (True, False), (None, True)):
         peer = None if donate is None else parse_config({"peer": {"donate": donate}}).peer
@@ -213,10 +213,14 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
 
 
 def test_its_hooks_are_on_sglang_as_it_is() -> None:
-    from swift_tiers.sglang_ext import hooks
+    from swift_tiers.sglang_ext import hook_functions
     from swift_tiers.sglang_ext.hooks import check_hook, donor_hooks
 
-    functions = (hooks.around_kv_pool_class, hooks.around_paged_allocator_class, hooks.after_pool_allocator)
+    functions = (
+        hook_functions.around_kv_pool_class,
+        hook_functions.around_paged_allocator_class,
+        hook_functions.after_pool_allocator,
+    )
     ours = [hook for hook in donor_hooks() if hook.function in functions]
     assert len(ours) == 3
     for hook in ours:

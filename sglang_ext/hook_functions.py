@@ -1,0 +1,230 @@
+"""What swift-tiers does at the places of SGLang that `hooks` names."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from sglang.srt.runtime_context import get_memory
+
+logger = logging.getLogger(__name__)
+
+#: At the end of an `extra_key` with no adapter's id behind it.
+_NO_ADAPTER = "\0"
+
+
+def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
+    if not get_memory().enable_swift_tiers:
+        return original(ctx, cache_class=cache_class)
+    from .build.page_hash import prepare_page_hash
+    from .way.cache import SwiftRadixCache
+
+    prepare_page_hash()
+    return original(ctx, cache_class=SwiftRadixCache)
+
+
+def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Before the model is loaded."""
+    if get_memory().enable_swift_tiers:
+        from swift_tiers.radix_tiering.base.read_config import parse_config, read_source
+
+        from .build.identity import begin_loading
+
+        server_args = args[0] if args else kwargs["server_args"]
+        begin_loading(server_args, parse_config(read_source(get_memory().swift_tiers_config)).identity.weights)
+
+
+def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    linker = swift_linker(self)
+    if linker is not None:
+        from .build.reporting import Reporting
+        from .way.layer_wise import LayerWise
+
+        # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
+        self.enable_lmcache = True
+        linker.reporting = Reporting(self, linker)
+        self.tree_cache.linker.computes = self.chunked_prefill_size is not None
+        self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
+        runner = self.tp_worker.model_runner
+        runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
+
+
+def after_abort_output(result: Any, self: Any, abort_req: Any, req: Any) -> None:
+    """SGLang ends a request outside of its batches: waiting, refused, or given up at a retraction."""
+    sampler = getattr(self.tree_cache, "sampler", None)
+    if sampler is not None:
+        sampler.request_ended(req)
+
+
+def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
+    """Our tiers by name. SGLang's own word for what lies below host memory stays: its metrics and its OpenAI
+    endpoint read that."""
+    if details is None or not get_memory().enable_swift_tiers:
+        return details
+    from .tell.request_facts import RequestFacts
+
+    facts = RequestFacts.of(req)
+    tiers = self.tree_cache.linker.cache_linker.stack.table.of
+    below = {tier.name: facts.pages(tier.name) * self.tree_cache.page_size for tier in tiers}
+    device = max(0, req.cached_tokens - sum(below.values()))
+    stored = sum(below[tier.name] for tier in tiers if tier.durable)
+    return {"device": device, **below, "storage": stored, "storage_backend": "swift-tiers"}
+
+
+def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
+    linker = swift_linker(self.scheduler)
+    if linker is not None:
+        from swift_tiers.radix_tiering.restore.profiles import ModelIdentity
+
+        from .build.assembly import current_rank
+        from .build.hardware import hardware_name
+
+        # Replicas answer in any order: each says which it is, as on the bus.
+        snapshot = msgspec.to_builtins(linker.stack.snapshot())
+        result.internal_state["swift_tiers"] = {"rank": current_rank().name, **snapshot}
+        result.internal_state["swift_tiers_profile"] = {
+            "model": msgspec.to_builtins(ModelIdentity.of(linker.stack.namespace)),
+            "hardware": hardware_name(),
+            "vocabulary": self.scheduler.model_config.vocab_size,
+            "context": self.scheduler.model_config.context_len,
+        }
+    return result
+
+
+def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
+    """Whatever the update's outcome: some tensors may have changed even if it failed."""
+    linker = swift_linker(self.scheduler)
+    if linker is None:
+        return original(self, recv_req)
+    resets = linker.resets
+    # It may capture CUDA graphs anew, and a copy that another thread begins meanwhile would spoil them.
+    linker.wait_offloads()
+    try:
+        return original(self, recv_req)
+    finally:
+        linker.weights_changed(device_emptied=linker.resets > resets)
+
+
+def before_release_memory(self: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang unmaps the pool before it empties its tree: no copy may be reading it then."""
+    linker = swift_linker(self.scheduler)
+    if linker is not None:
+        linker.wait_offloads()
+
+
+def after_session_held_tokens(held: int, self: Any) -> int:
+    """What is lent is held by somebody outside of the tree and of all requests, as what sessions hold."""
+    lent: int = getattr(self.token_to_kv_pool_allocator, "lent_tokens", 0)
+    return held + lent
+
+
+def after_add_request(result: Any, self: Any, req: Any, is_retracted: bool = False) -> None:
+    """SGLang has put a request into its queue, a new one or one that it took out of its batch."""
+    linker = swift_linker(self)
+    if linker is not None and linker.peer_side is not None:
+        linker.peer_side.request_arrived()
+
+
+def after_add_one_req(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang has tried to admit a request."""
+    allocator = self.token_to_kv_pool_allocator
+    if getattr(allocator, "lent_tokens", 0):
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        allocator.refused |= result is AddReqResult.NO_TOKEN
+
+
+def after_radix_namespace(result: Any, self: Any, req: Any) -> None:
+    """SGLang appends the id of a request's adapter to its `extra_key`, so a client that names an adapter's id as
+    `extra_key`, and no adapter, has the key of those who use the adapter: its pages would be taken for theirs, for as
+    long as SSDs last. With an end mark, which no id ends in, no key without an adapter is one with."""
+    if swift_linker(self) is not None and self.enable_lora and req.lora_id is None and req.extra_key is not None:
+        req.extra_key += _NO_ADAPTER
+
+
+def after_prefill_adder_class(adder: Any, self: Any) -> Any:
+    if swift_linker(self) is None or self.chunked_prefill_size is None:
+        return adder
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+
+    from .way.restoring import RestoringAdder
+
+    if adder is not PrefillAdder:  # another plugin's
+        return adder
+    return RestoringAdder
+
+
+def around_kv_pool_class(original: Any, self: Any, *, kind: str, default: type) -> Any:
+    """On a GPU whose memory is lent, a pool that others can map. (On the CPU it is the platform that says so.)"""
+    chosen = original(self, kind=kind, default=default)
+    if kind != "mha" or chosen is not default or not _lends_gpu():
+        return chosen
+    from .pools.shared_pool import device_pool_class
+
+    return device_pool_class(default)
+
+
+def around_paged_allocator_class(original: Any, self: Any) -> Any:
+    """With that pool, an allocator that can lend."""
+    chosen = original(self)
+    if chosen is not None or not _lends_gpu():
+        return chosen
+    from .pools.lending_allocator import PagedLendingAllocator
+
+    return PagedLendingAllocator
+
+
+def after_pool_allocator(allocator: Any, self: Any, **_: Any) -> Any:
+    """The same for pages of one token, on every device: no platform is asked for their allocator."""
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+    from .platform.cpu_platform import donor_config
+
+    if type(allocator) is not TokenToKVPoolAllocator or donor_config() is None:
+        return allocator
+    from .pools.lending_allocator import TokenLendingAllocator
+
+    return TokenLendingAllocator(
+        allocator.size, allocator.dtype, allocator.device, allocator.get_kvcache(), allocator.need_sort
+    )
+
+
+def _lends_gpu() -> bool:
+    from sglang.srt.platforms import current_platform
+
+    from .platform.cpu_platform import donor_config
+
+    return current_platform.is_cuda() and donor_config() is not None
+
+
+def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """One forward: of a restore that is computed layer by layer as far as it has to be, of all others as ever."""
+    layer_wise = getattr(self, "swift_layer_wise", None)
+    if layer_wise is None or not layer_wise.expects(forward_batch):
+        return original(self, forward_batch, *args, **kwargs)
+    return layer_wise.forward(original, forward_batch)
+
+
+def before_model_architecture(model_config: Any) -> None:
+    """SGLang looks for the class of a model. Ours are made known only when one is wanted: that imports SGLang's own."""
+    from .models import is_swiftkv
+
+    if is_swiftkv(model_config.hf_config):
+        from sglang.srt.models.registry import ModelRegistry
+
+        ModelRegistry.register("swift_tiers.sglang_ext.models.served", overwrite=True, strict=True)
+
+
+def after_batch_result(result: Any, self: Any, batch: Any, *args: Any) -> None:
+    """SGLang has a batch's result: what a forward takes is known from those with one prompt."""
+    linker = swift_linker(self)
+    if linker is not None:
+        linker.forward_ended(batch)
+
+
+def swift_linker(scheduler: Any) -> Any:
+    """The `SwiftLinker` of a scheduler, or None."""
+    wrapper = getattr(scheduler.tree_cache, "linker", None)
+    linker = getattr(wrapper, "cache_linker", None)
+    return linker if hasattr(linker, "stack") else None
