@@ -13,6 +13,10 @@ Fence = Callable[[], Callable[[], bool]]
 Copying = Callable[[], Collection[int]]
 
 
+#: A copy of some pages ends sooner than this, seconds, or its device hangs.
+COPY_SECONDS = 1.0
+
+
 class _Waiting(NamedTuple):
     runs: tuple[int, ...]
     passed: Callable[[], bool]
@@ -72,3 +76,15 @@ class ReturningRuns:
         over = [run for run in self._runs if run not in copying]
         self._runs = [run for run in self._runs if run in copying]
         return over
+
+
+class ReturnsAwaited:
+    """For how long runs that are on their way back count as if they were there."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def soon(self, runs: Iterable[int], now: float) -> list[int]:
+        """Those of `runs`, all that are on their way, that this was not asked about `COPY_SECONDS` ago already."""
+        self._since = {run: self._since.get(run, now) for run in runs}
+        return [run for run, since in self._since.items() if now - since < COPY_SECONDS]

@@ -17,7 +17,7 @@ from ..leases.runs import RunState
 from ..leases.service import LeaseService
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, RunShape, Span, run_shape
-from .fenced import Copying, Fence, FencedRuns, ReturningRuns
+from .fenced import Copying, Fence, FencedRuns, ReturningRuns, ReturnsAwaited
 from .sizing import ElasticSizer, pages_for
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Lender:
         `kept`: the tokens of cached prefixes that no request uses, and that count as needed all the same, now.
         `fence`: called when pages have left the pool, for what this server computes with them.
         `copying`: see `ArenaServer.copying`; asked when pages have come back. A copy that never ends keeps its runs out
-        of the pool, and nobody waiting.
+        of the pool, and nobody waiting: others are taken back in their place.
         `sized`: told when it is decided to lend another amount.
         `taken_back`: told how many pages borrowers had to give back for this server's requests, and how many seconds
         after they were missing.
@@ -136,6 +136,8 @@ class Lender:
         self._last_run = 0
         self._leaving = FencedRuns(fence)
         self._returning = ReturningRuns(copying)
+        self._awaited = ReturnsAwaited()
+        self._now = -math.inf  # of the last tick
         self._look_at = self._lend_at = -math.inf
         self._missing = False  # memory, when it was last looked at
         self._owed = 0  # pages that borrowers are to give back for requests
@@ -163,6 +165,7 @@ class Lender:
 
     def tick(self, now: float) -> None:
         """Take in what has come back, take back what is needed, lend what is not. `now`: seconds, monotonic."""
+        self._now = now
         if self._effects or self._returning:
             self._take_in(now)
         if now >= self._look_at:
@@ -299,8 +302,9 @@ class Lender:
             self._lend(self._shape, now)
 
     def _withdraw(self, pages: int) -> None:
-        """Have so many back. Those that a copy is under way to are as good as back."""
-        pages -= sum(span.pages for run in self._returning for span in self._runs[run])
+        """Have so many back. Those that a copy is under way to are as good as back, unless it does not end."""
+        soon = self._awaited.soon(self._returning, self._now)
+        pages -= sum(span.pages for run in soon for span in self._runs[run])
         if pages > 0:
             self._lending.withdraw(pages * self._layout.page_bytes)
 

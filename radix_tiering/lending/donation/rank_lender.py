@@ -426,7 +426,9 @@ class _LeadLending:
         """Each rank waits for its own forwards."""
 
     def withdraw(self, wanted_bytes: int) -> None:
-        self._withdraw(self._runs.lending.to_withdraw(wanted_bytes - self._runs.returned_bytes))
+        now = self._said().now
+        returned = self._runs.returned_bytes(now / 1e6 if now < NOTHING else 0.0)
+        self._withdraw(self._runs.lending.to_withdraw(wanted_bytes - returned))
 
     def withdraw_unused(self) -> None:
         self._withdraw(self._runs.lending.unused())

@@ -13,7 +13,7 @@ from ..leases.messages import Party
 from ..leases.runs import RunState
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, Span
-from .fenced import Copying, Fence, FencedRuns, ReturningRuns
+from .fenced import Copying, Fence, FencedRuns, ReturningRuns, ReturnsAwaited
 from .lender import Lending, PagePool
 
 
@@ -72,6 +72,7 @@ class RankRuns:
         self.coming: set[int] = set()
         self._returning = ReturningRuns(copying)  # reclaimed by the leases; a copy there may be under way yet
         self._back: set[int] = set()
+        self._awaited = ReturnsAwaited()
         self._units: dict[Party, int] = {}  # bytes, of each borrower
         self._leaving = FencedRuns(fence)
         #: Bytes of a run, as runs are cut now; 0: none are.
@@ -124,10 +125,10 @@ class RankRuns:
         """Runs that borrowers have no more, and that nothing is copied to."""
         return self._back
 
-    @property
-    def returned_bytes(self) -> int:
-        """Of these, and of runs that a copy is under way to."""
-        runs = self._back.union(self._returning)
+    def returned_bytes(self, now: float) -> int:
+        """Of these, and of runs that a copy is under way to, for as long as they may be expected back on every rank.
+        `now`: seconds."""
+        runs = self._awaited.soon(self._back.union(self._returning), now)
         return self.layout.page_bytes * sum(span.pages for run in runs for span in self.runs.get(run, {}).values())
 
     def is_back(self, run: int) -> bool:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from swift_tiers.ops.lab.torture.neighbours.pool import IN_USE, LENT, ModelPool
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.donation.fenced import COPY_SECONDS
 from swift_tiers.radix_tiering.lending.donation.lender import (
     LEND_SECONDS,
     LOOK_SECONDS,
@@ -568,11 +569,14 @@ def test_a_copy_that_does_not_end_keeps_its_own_run_back_and_nothing_waits_for_i
     server.lender.arrived()
     server.tick()
     server.tick(Timing().recall_bound)
-    server.run(5)
+    server.run(0.8 * COPY_SECONDS)
     copied = len(server.copied_pages)
     assert 100 - copied <= server.pool.free_pages < 100, "memory came back while it was written, or waits for that"
     # What has come back is not asked for again.
     assert server.held() >= lent * PAGE_BYTES - (100 - own) * PAGE_BYTES - RUN
+    server.check()
+    server.run(COPY_SECONDS)
+    assert 100 <= server.pool.free_pages <= 100 + copied, "a request waits for a copy that does not end"
     server.check()
     server.copy_ends()
     server.copy_begins()  # whatever is copied next
