@@ -16,8 +16,8 @@ CHUNK_TOKENS = 512
 PARTS = 32
 #: Ends of runs that are tried as leads, beside none.
 LEADS = 8
-#: A plan whose forwards are longer than a chunk has to be better than one of chunks by this factor: between chunks it
-#: is looked at what has really arrived.
+#: Where a plan of chunks is better than recomputing or loading all of it, one whose forwards are longer has to be
+#: better than it by this factor: between chunks it is looked at what has really arrived.
 LONGER_FORWARDS = 1.1
 
 
@@ -104,9 +104,12 @@ def plan_restore(
         mixed = plan_layer_wise(prefix, costs)
     else:
         mixed = plan_token_wise(prefix, costs, chunk_tokens, longest)
-        enough = mixed.first_token_seconds / LONGER_FORWARDS
-        saved = costs.compute.fixed_seconds * (prefix.tokens // chunk_tokens + 1)  # at most, by longer forwards
-        if chunk_tokens < longest and mixed.first_token_seconds - saved < enough:
+        other = min(plan.first_token_seconds for plan in pure)
+        chunks = mixed.first_token_seconds
+        enough = chunks / LONGER_FORWARDS if chunks < other else other
+        each = max(costs.compute.fixed_seconds, costs.compute.least_seconds)
+        saved = each * (prefix.tokens // chunk_tokens + 1)  # at most, by longer forwards
+        if chunk_tokens < longest and chunks - saved < enough:
             long = plan_token_wise(prefix, costs, longest, longest)
             mixed = long if long.first_token_seconds < enough else mixed
     # The simpler plan wins a draw: it has less that can go wrong.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import (
+    LONGER_FORWARDS,
     Prefix,
     RestorePlan,
     Run,
@@ -172,8 +173,21 @@ def test_no_plan_brings_the_first_token_later_than_a_pure_one(prefix: Prefix, co
 
 
 @settings(deadline=None)
-@given(prefixes, models, st.sampled_from(["host", "ssd"]), st.floats(1, 100))
-def test_more_bandwidth_never_brings_it_later(prefix: Prefix, costs: CostModel, source: str, factor: float) -> None:
+@given(prefixes, models, st.sampled_from(["host", "ssd"]), st.floats(1, 100), st.sampled_from([64, 512]))
+@example(  # With the faster source recomputing all of it is better than chunks, and longer forwards are the best.
+    Prefix(start=0, runs=(Run(1, "host"), Run(371, "host")), token_bytes=580, layers=1, behind=1165),
+    CostModel(
+        compute=ComputeCost(fixed_seconds=0.0234375, token_seconds=0.0005483871502844552, pair_seconds=0.0),
+        sources={name: SourceCost(latency_seconds=0.0, bytes_per_second=100000.0) for name in ("host", "ssd")},
+    ),
+    "host",
+    2.0,
+    512,
+)
+def test_more_bandwidth_never_brings_it_later(
+    prefix: Prefix, costs: CostModel, source: str, factor: float, forward: int
+) -> None:
+    """But for what is given away to look more often at what has arrived, where forwards may be longer than chunks."""
     faster = CostModel(
         compute=costs.compute,
         sources={
@@ -184,8 +198,23 @@ def test_more_bandwidth_never_brings_it_later(prefix: Prefix, costs: CostModel, 
             for name, cost in costs.sources.items()
         },
     )
-    before, after = (plan_restore(prefix, one, chunk_tokens=64, forward_tokens=512) for one in (costs, faster))
-    assert after.first_token_seconds <= before.first_token_seconds + 1e-9
+    before, after = (plan_restore(prefix, one, chunk_tokens=64, forward_tokens=forward) for one in (costs, faster))
+    assert after.first_token_seconds <= before.first_token_seconds * (1 if forward == 64 else LONGER_FORWARDS) + 1e-9
+
+
+def test_longer_forwards_are_given_up_for_chunks_alone() -> None:
+    """Not for recomputing all of it, which is better than chunks here, and no more often looked at."""
+    cost, link = (
+        ComputeCost(fixed_seconds=0.02, token_seconds=5e-4, pair_seconds=0.0),
+        SourceCost(latency_seconds=0.0, bytes_per_second=2e5),
+    )
+    prefix = Prefix(start=0, runs=(Run(1, "host"), Run(371, "host")), token_bytes=580, layers=1, behind=1165)
+    costs = CostModel(compute=cost, sources={"host": link})
+    recomputed, _ = pure_plans(prefix, costs, 512)
+    chunks, longer = (plan_token_wise(prefix, costs, chunk, 512) for chunk in (64, 512))
+    assert longer.first_token_seconds < recomputed.first_token_seconds < chunks.first_token_seconds
+    assert longer.first_token_seconds > chunks.first_token_seconds / LONGER_FORWARDS
+    assert plan_restore(prefix, costs, chunk_tokens=64, forward_tokens=512) == longer
 
 
 @settings(deadline=None)
