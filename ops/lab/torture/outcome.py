@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
@@ -23,6 +26,9 @@ from .world import ENDS, World
 
 #: Every kind of world, by what it is called on the command line.
 KINDS = (*WORLDS, RANKS, *SEED_ALONE)
+#: Seconds of the processor after which a step of a world is looked at: one takes microseconds, and to compile kernels
+#: at the first, less than this.
+STEP_SECONDS = 60.0
 #: How processes end.
 CRASHES = (
     *(f"crash: {name}" for name in ENDS),
@@ -112,12 +118,37 @@ def live(plan: Plan) -> Outcome:
     world = World(plan)
     failure: Exception | None = None
     try:
-        world.run()
+        with _in_steps(lambda: world.steps):
+            world.run()
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # it came to one of the world's threads
             raise KeyboardInterrupt from error
         failure = error
     return Outcome(plan, world.steps, world.state.happened, failure, world.state.history)
+
+
+@contextmanager
+def _in_steps(steps: Callable[[], int]) -> Iterator[None]:
+    """Raises TimeoutError in a thread of the world that goes on and on by itself, as in a chain that has become a ring:
+    no other one has a turn then, and no step is counted. Elsewhere than on the main thread it goes on for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = -1
+
+    def look(*_: object) -> None:
+        nonlocal seen
+        before, seen = seen, steps()
+        if seen == before:
+            raise TimeoutError(f"a step takes {STEP_SECONDS:g} s of the processor and more: it does not end")
+
+    former = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, STEP_SECONDS, STEP_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def _live_on_ranks(plan: Plan) -> Outcome:

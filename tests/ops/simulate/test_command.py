@@ -73,7 +73,7 @@ def test_the_evaluation_has_its_head() -> None:
 CHANGED = "{} gives something else now; run `./swift simulate all --markdown > docs/evaluation.md`"
 
 
-@pytest.mark.timeout(1200)  # `mooncake-sizes` plays hours of a trace
+@pytest.mark.timeout(2700)  # `mooncake-sizes` plays hours of a trace, beside whatever other tests do
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW | SLOWEST else name for name in scenarios()],

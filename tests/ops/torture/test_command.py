@@ -9,8 +9,10 @@ import pytest
 
 from swift_tiers.ops.base.errors import USAGE
 from swift_tiers.ops.commands import torture_command
-from swift_tiers.ops.lab.torture import many, scenarios
-from swift_tiers.ops.lab.torture.outcome import HAPPENINGS, KINDS
+from swift_tiers.ops.lab.torture import many, outcome, scenarios
+from swift_tiers.ops.lab.torture.clients import Clients
+from swift_tiers.ops.lab.torture.outcome import HAPPENINGS, KINDS, live
+from swift_tiers.ops.lab.torture.plan import make_plan
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.down import Mover
 
@@ -40,6 +42,20 @@ def test_its_summary_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (said["worlds"], said["first_seed"], said["last_seed"], said["failures"]) == (2, 7, 8, [])
     assert said["happened"].keys() >= set(HAPPENINGS)
     assert said["steps_per_second"] > 0
+
+
+def test_a_step_that_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a defect makes a ring of a chain: without this, the process that looks grows until it is killed."""
+
+    def loops(self: Clients, draw: object) -> None:
+        while True:
+            pass
+
+    live(make_plan("calm", 1))  # everything is compiled
+    monkeypatch.setattr(outcome, "STEP_SECONDS", 0.2)
+    monkeypatch.setattr(Clients, "put", loops)
+    found = live(make_plan("calm", 1))
+    assert found.complaint.startswith("TimeoutError: a step takes")
 
 
 def test_it_ends_when_its_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
