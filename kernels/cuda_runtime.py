@@ -61,6 +61,7 @@ class CudaRuntime:
             library.cudaMemcpyBatchAsync.argtypes = [pointer] * 3 + [size, pointer, pointer, size, pointer]
         # Of every list of copies, which are only read.
         self._attributes, self._first = _CopyAttributes(source_order=_IN_STREAM_ORDER), ctypes.c_size_t(0)
+        self._lengths = np.empty(0, dtype=np.uint64)  # of the last list: a load has many of the same
         self._library = library
 
     def copy_rows(self, source: Rows, target: Rows, width: int, count: int, stream: int) -> None:
@@ -77,7 +78,10 @@ class CudaRuntime:
         """Queue a copy of `nbytes` from each address of `sources` to the one of `targets`, uint64 [n], n > 0, all in
         page-locked host memory or all on the device; they are done in no order of their own. The lists may change as
         soon as this returns. Raises RuntimeError; nothing is queued then."""
-        lengths = np.full(len(sources), nbytes, dtype=np.uint64)
+        lengths = self._lengths
+        if len(lengths) < len(sources) or lengths[0] != nbytes:
+            # Never written to again: another thread may be copying by it.
+            lengths = self._lengths = np.full(len(sources), nbytes, dtype=np.uint64)
         error = self._library.cudaMemcpyBatchAsync(
             targets.ctypes.data,
             sources.ctypes.data,

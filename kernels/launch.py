@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -57,15 +59,54 @@ def programs_for(device: torch.device, tiles: int, most: int | None = None) -> i
     return min(tiles, PROGRAMS_PER_PROCESSOR * _processors(index))
 
 
-def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run `kernel` as that many programs on the current stream of `device`; on "cpu", interpreted, and done here."""
-    if device.type == "cpu":
+def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> Any:
+    """Run `kernel` as that many programs on the current stream of `device`; on "cpu", interpreted, and done here.
+
+    Gives what Triton has compiled for it, or None where it is interpreted.
+    """
+    if is_interpreted(device):
         with np.errstate(all="ignore"):  # infinities and NaN are as silent as on a GPU
             interpreted(kernel)[(programs,)](*arguments, **constants)
-        return
-    with torch.cuda.device(device):
+        return None
+    with on_device(device):
         # A product and a sum stay two roundings, as in the plain functions.
-        kernel[(programs,)](*arguments, **constants, num_warps=4, enable_fp_fusion=False)
+        return kernel[(programs,)](*arguments, **constants, num_warps=4, enable_fp_fusion=False)
+
+
+def is_interpreted(device: torch.device) -> bool:
+    """Whether kernels over memory of this device are."""
+    return device.type == "cpu"
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Within it `device` is the current one."""
+    return torch.cuda.device(device)
+
+
+class Launcher:
+    """Runs one kernel again and again. Triton finds what it has compiled for the arguments once: to look for it takes
+    three quarters of what a launch does.
+
+    Arguments are of the same types at each call, and differ only where the kernel is not specialized: what is compiled
+    for the first ones is launched with all others. Any thread.
+    """
+
+    def __init__(self, kernel: Any, device: torch.device, constants: Mapping[str, Any]) -> None:
+        """On `device`, with these `constants`, which are the last of the kernel's parameters."""
+        self._kernel = kernel
+        self._device = device
+        self._constants = constants
+        self._in_order: tuple[Any, ...] = ()
+        self._compiled: Any = None  # what Triton has compiled
+
+    def __call__(self, programs: int, *arguments: Any) -> None:
+        """See `launch`."""
+        if self._compiled is None:
+            self._in_order = tuple(self._constants[name] for name in self._kernel.arg_names[len(arguments) :])
+            self._compiled = launch(self._kernel, self._device, programs, *arguments, **self._constants)
+            return
+        with on_device(self._device):
+            self._compiled[programs, 1, 1](*arguments, *self._in_order)
 
 
 def cdiv(count: int, size: int) -> int:

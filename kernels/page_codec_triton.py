@@ -23,7 +23,7 @@ from .float_bits_triton import (
     rounded_to_int,
     widen,
 )
-from .launch import COUNT_LIMIT, cdiv, launch, programs_for
+from .launch import COUNT_LIMIT, Launcher, cdiv, programs_for
 from .page_codec_layout import Codec, EncodedLayout
 from .pool_planes import PoolPlanes, alignment_of
 
@@ -292,7 +292,6 @@ class TritonPageCode:
         self._layers = len(layers)
         self._table = pool.table[layers.start * pool.planes :]
         self._layout = EncodedLayout.of(pool, codec)
-        self._kernel = encode_tiles if out else decode_tiles
         self._out = out
         self._shape = code_shape(
             self._layout,
@@ -307,6 +306,7 @@ class TritonPageCode:
             pool.alignment,
             len(layers),
         )
+        self._launcher = Launcher(encode_tiles if out else decode_tiles, pool.device, self._shape.constants)
 
     def prepare(self) -> None:
         """A launch over no pages: what is compiled for it is what `run` launches, of however many layers."""
@@ -324,18 +324,7 @@ class TritonPageCode:
             self._launch(programs_for(self._pool.device, tiles, most_programs), some, places, len(some))
 
     def _launch(self, programs: int, pages: torch.Tensor, slots: torch.Tensor, count: int) -> None:
-        launch(
-            self._kernel,
-            self._pool.device,
-            programs,
-            self._table,
-            pages,
-            self._begin,
-            slots,
-            count,
-            self._layers,
-            **self._shape.constants,
-        )
+        self._launcher(programs, self._table, pages, self._begin, slots, count, self._layers)
 
 
 def code_pages_triton(

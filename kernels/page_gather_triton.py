@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import COUNT_LIMIT, cdiv, launch, programs_for
+from .launch import COUNT_LIMIT, Launcher, cdiv, programs_for
 from .pool_planes import PoolPlanes, alignment_of, pieces_of
 
 #: Bytes of a tile: with 128 threads, four accesses of 16 bytes each under way before the first is waited for.
@@ -118,14 +118,14 @@ class TritonPageCopy:
         self._planes = len(layers) * pool.planes
         alignment = min(pool.alignment, alignment_of(self._begin.data_ptr()))
         self._shape = copy_shape(pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
+        self._launch = Launcher(copy_pieces, self._device, self._shape.constants)
         self._page_pieces = self._planes * self._shape.constants["PIECES"]
         self._step = max(1, COUNT_LIMIT // (self._page_pieces * self._shape.parts) - self._shape.tile_pieces)
 
     def prepare(self) -> None:
         """A launch over no pages: what is compiled for it is what `run` launches."""
         none = torch.zeros(1, dtype=torch.int64, device=self._device)
-        constants = self._shape.constants
-        launch(copy_pieces, self._device, 1, self._table, none, self._begin, none, 0, self._planes, **constants)
+        self._launch(1, self._table, none, self._begin, none, 0, self._planes)
 
     def run(self, pages: torch.Tensor, slots: torch.Tensor, most_programs: int | None = None) -> None:
         """On the current stream. `pages`, `slots`: int64 [n], n > 0, on the pool's device."""
@@ -137,18 +137,7 @@ class TritonPageCopy:
                 count = some.shape[0]
             tiles = cdiv(count * self._page_pieces, shape.tile_pieces) * shape.parts
             programs = programs_for(self._device, tiles, most_programs)
-            launch(
-                copy_pieces,
-                self._device,
-                programs,
-                self._table,
-                some,
-                self._begin,
-                places,
-                count,
-                self._planes,
-                **shape.constants,
-            )
+            self._launch(programs, self._table, some, self._begin, places, count, self._planes)
 
 
 def copy_pages_triton(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.kernels import launch, page_gather_triton
+from swift_tiers.kernels.launch import Launcher
 from swift_tiers.kernels.page_gather import copy_pages_plain, gather_pages, scatter_pages
 from swift_tiers.kernels.page_gather_triton import copy_pages_triton, copy_shape
 from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
@@ -141,13 +142,13 @@ def test_more_tiles_than_programs_and_pieces_wider_than_a_tile(device, block_maj
 @pytest.mark.parametrize("device", DEVICES)
 def test_few_programs_copy_as_much(device, monkeypatch):
     launched = []
-    launch_it = page_gather_triton.launch
 
-    def watched(kernel, where, programs, *others, **constants):
-        launched.append(programs)
-        launch_it(kernel, where, programs, *others, **constants)
+    class Watched(Launcher):
+        def __call__(self, programs, *arguments):
+            launched.append(programs)
+            super().__call__(programs, *arguments)
 
-    monkeypatch.setattr(page_gather_triton, "launch", watched)
+    monkeypatch.setattr(page_gather_triton, "Launcher", Watched)
     monkeypatch.setattr(page_gather_triton, "TILE_BYTES", 256)
     pool, memory = make_pool(Geometry(pages=9), device)
     slab = make_slab(9, pool.page_bytes, device)

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from swift_tiers.kernels import launch as launching
 from swift_tiers.kernels import page_codec_triton, page_digest_triton, page_gather_triton, piece_copy_triton
 from swift_tiers.kernels.page_codec import Codec, EncodedLayout
 from swift_tiers.kernels.pool_planes import PoolPlanes
@@ -44,7 +45,7 @@ def launch(kernel: JITFunction, device: torch.device, programs: int, *arguments:
 
 def main() -> None:
     driver.set_active(AbsentDriver())
-    for module in (page_gather_triton, page_codec_triton, page_digest_triton, piece_copy_triton):
+    for module in (launching, page_digest_triton, piece_copy_triton):
         module.launch = launch
     # One plane a layer: where a layer's addresses begin in the table is a multiple of 8 bytes only.
     layers = [[torch.zeros(33, 2, 64, dtype=torch.bfloat16)] for _ in range(4)]

@@ -2,16 +2,19 @@
 
 Prints as JSON, for a page-locked host tier and for one that is not, with a copy engine that takes lists and with one
 that does not, with pages as they are and in a codec, the variants of kernels that `prepare` compiled and those that
-serving launched.
+serving launched. Each launch of a variant that was found before is compared with what Triton would choose then.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from swift_tiers.kernels import page_codec_triton, page_gather_triton
+from swift_tiers.kernels.launch import Launcher, launch
 from swift_tiers.ops.lab.bench.idle_gpu import IdleAccelerator, idle_gpu
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
@@ -75,15 +78,42 @@ def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[
     return [prepared, sorted(launched)]
 
 
+class Compared(Launcher):
+    """Has Triton look for the variant at each launch, too."""
+
+    told: ClassVar[list[Any]] = []
+    times = 0
+
+    def __call__(self, programs: int, *arguments: Any) -> None:
+        known = self._compiled is not None
+        super().__call__(programs, *arguments)
+        if known:
+            launch(self._kernel, self._device, programs, *arguments, **self._constants)
+            ours, tritons = self.told[-2:]
+            same = len(ours) == len(tritons) and all(
+                one is other or one == other for one, other in zip(ours, tritons, strict=False)
+            )
+            assert same, f"{ours} is launched instead of {tritons}"
+            Compared.times += 1
+        self.told.clear()
+
+
 def main() -> None:
     # Short pages go by lists too, and hardly any is staged whole.
     accelerator_pool.LISTED_BYTES, accelerator_pool.STRIP_BYTES, sides.STAGING_BYTES = 1, 5_000, 2**17
     launched: set[str] = set()
-    with idle_gpu(lambda name, compiled: launched.add(f"{name} {compiled}")) as accelerator:
+
+    def tell(name: str, compiled: str, *others: Any) -> None:
+        launched.add(f"{name} {compiled}")
+        Compared.told.append((name, compiled, *others))
+
+    page_gather_triton.Launcher = page_codec_triton.Launcher = Compared
+    with idle_gpu(tell) as accelerator:
         for codec in ("", "int8"):
             print(json.dumps({f"page-locked {codec}": serve(accelerator, launched, codec)}))
             print(json.dumps({f"without lists {codec}": serve(WithoutLists(), launched, codec)}))
             print(json.dumps({f"pageable {codec}": serve(Unlocked(), launched, codec)}))
+    assert Compared.times > 100
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -14,13 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from swift_tiers.kernels import (
-    page_codec_triton,
-    page_digest_triton,
-    page_gather_triton,
-    piece_copy_triton,
-    pool_planes,
-)
+from swift_tiers.kernels import launch, pool_planes
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy
 from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows
 from swift_tiers.kernels.page_digest import digest_bytes, page_digests, pool_digests
@@ -28,14 +22,15 @@ from swift_tiers.kernels.page_gather import PageLists, page_lists
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
-#: Told of each launch: the kernel's name, and the hash of what was compiled for it.
-Launched = Callable[[str, str], None]
+#: Told of each launch: the kernel's name, the hash of what was compiled for it, programs and arguments.
+Launched = Callable[[str, str, int, tuple[Any, ...]], None]
 
 
 class IdleDriver:
     """Triton's driver of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, launched: Launched | None) -> None:
+        self._launched = launched
         self.utils = SimpleNamespace(
             load_binary=lambda *_: (1, 1, 32, 0, 1024),
             unload_module=lambda module: None,
@@ -52,23 +47,22 @@ class IdleDriver:
         return 0
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        return lambda *_: None
+        tell = self._launched
+        if tell is None:
+            return lambda *_: None
+        # After the grid, the stream, the function and what hooks are told of.
+        return lambda *given: tell(metadata.name, metadata.hash, given[0], given[9:])
 
 
 @contextmanager
-def idle_gpu(launched: Launched = lambda name, compiled: None) -> Iterator[IdleAccelerator]:
+def idle_gpu(launched: Launched | None = None) -> Iterator[IdleAccelerator]:
     """Kernels over memory of the host are launched on it, by this process and for so long."""
-
-    def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> None:
-        compiled = kernel[(programs,)](*arguments, **constants, num_warps=4, enable_fp_fusion=False)
-        launched(kernel.__name__, compiled.hash)
-
     with ExitStack() as stack:
         # Not by `set_active`: where there is no GPU, there is no driver to go back to.
-        stack.enter_context(patch.object(driver, "_active", IdleDriver()))
+        stack.enter_context(patch.object(driver, "_active", IdleDriver(launched)))
         stack.enter_context(patch.object(pool_planes, "by_kernel", lambda device: True))
-        for module in (page_gather_triton, page_codec_triton, page_digest_triton, piece_copy_triton):
-            stack.enter_context(patch.object(module, "launch", launch))
+        stack.enter_context(patch.object(launch, "is_interpreted", lambda device: False))
+        stack.enter_context(patch.object(launch, "on_device", nullcontext))
         yield IdleAccelerator()
 
 
