@@ -34,7 +34,7 @@ OFTEN = ("donor: a request of its own", "pages lent", "neighbour: stop", "neighb
 #: Calls that fail on one rank, each time: by where they are found from it.
 CALLS = (
     "lender._demand", "lender._kept", "lender._forget", "lender._runs.hear", "lender._runs.unit",
-    "lender._runs._returning.take_passed", "lender._runs.withdraw", "one.service.stock", "one.service.fenced",
+    "lender._runs._returning.take_over", "lender._runs.withdraw", "one.service.stock", "one.service.fenced",
     "one.service.withdraw_runs",
     "one.service.to_withdraw", "one.service.unused", "one.service.wanted_bytes", "one.service.bytes_in",
 )  # fmt: skip

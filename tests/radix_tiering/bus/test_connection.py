@@ -239,7 +239,7 @@ def test_secrets_are_not_in_the_command_line(guarded, password_file):
     code = (
         "import sys\n"
         "from swift_tiers.radix_tiering.bus.redis.connection import connect\n"
-        "from swift_tiers.radix_tiering.base.config import load_config\n"
+        "from swift_tiers.radix_tiering.base.read_config import load_config\n"
         "client = connect(load_config(sys.argv[1]).bus, 'one')\n"
         "print(client.ping(), flush=True)\n"
         "sys.stdin.read()\n"
