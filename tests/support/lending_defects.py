@@ -34,8 +34,9 @@ IN_LENDING = [
     Defect("a copy under way is not waited for", Lender, "__init__", "ReturningRuns(copying)",
            "ReturningRuns(frozenset)"),
     Defect("nobody asks whether a lease is held before a store", ArenaServer, "_store",
-           "for store in stores}",
-           "or getattr(guest, 'last', None) for store in stores}; guest.last = next(iter(held.values()))"),
+           "for lease in {store.lease for store in stores}}",
+           "or getattr(guest, 'last', None) for lease in {store.lease for store in stores}}; "
+           "guest.last = next(iter(held.values()))"),
     Defect("what is taken back counts as lent", Lender, "_take_in", "self._sizer.came_back(pages)", "pass"),
     Defect("answers are not sent", ArenaServer, "_serve", "    guest.flush()\n    self", "    self"),
     Defect("a broken connection is none", ArenaClient, "handle",

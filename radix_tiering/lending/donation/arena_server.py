@@ -322,7 +322,7 @@ class ArenaServer:
         assert guest.party is not None
         with self._lock:
             # Asked here so that whoever sees the lease's end, and then that nothing is copied there, knows it is over.
-            held = {store.lease: self._lent(guest.party, store.lease) for store in stores}
+            held = {lease: self._lent(guest.party, lease) for lease in {store.lease for store in stores}}
             runs = [(store, run) for store in stores if (run := self._cut(guest, store, held[store.lease])) is not None]
             self.counters["refused"] += len(stores) - len(runs)
             if not runs:
