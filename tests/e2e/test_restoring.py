@@ -145,7 +145,8 @@ def test_the_same_tokens_under_every_plan(site, plans, prompts, answers) -> None
                 elif choice == "layer-wise" and number == short:
                     assert 0 < story.met_layer <= story.layers
                 elif choice != "auto":
-                    assert 0 < computed < found, (rid, story)
+                    # What fits in one forward may be computed before the first page is there.
+                    assert 0 < computed <= found - (number != short), (rid, story)
 
 
 def story_of(reader: BusReader, server: str, rid: str):

@@ -42,8 +42,8 @@ def worst(values: Iterable[float | None]) -> float | None:
 def imbalance(values: Iterable[float | None]) -> float | None:
     """The largest by the mean: 1 is even. None of nothing, or of one alone."""
     known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if known else 0.0
-    return max(known) / mean if len(known) > 1 and mean > 0 else None
+    total = sum(known)
+    return max(known) * len(known) / total if len(known) > 1 and total > 0 else None
 
 
 TIERS = ("device", "peer", "host", "ssd")
