@@ -29,7 +29,7 @@ from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, so
 
 from .build.assembly import Rank, check_donor, check_machine
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
-from .pools.supported import check_model, check_modes, check_speculation, check_windows
+from .pools.supported import check_capability, check_model, check_modes, check_speculation, check_windows
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,17 @@ def check_modes_arguments(server_args: Any, previous: Any) -> None:
             check_modes(view)
             check_speculation(view)
     previous(server_args)
+
+
+def check_capabilities(server_args: Any, previous: Any) -> None:
+    """Resolution step, a late one, in which SGLang switches its radix cache off for some models."""
+    previous(server_args)
+    view = resolving_view(server_args)
+    if view.enable_swift_tiers:
+        from sglang.srt.arg_groups.model_override_base import model_config_of
+
+        with _refusing(server_args):
+            check_capability(view, model_config_of(server_args))
 
 
 def prepare_swiftkv_arguments(server_args: Any, previous: Any) -> None:

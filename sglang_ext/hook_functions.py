@@ -92,25 +92,76 @@ def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     return result
 
 
+def before_embedding(self: Any, batch: Any) -> None:
+    """SGLang has a forward wait for what is loaded for its batch where it generates, but not where it embeds."""
+    if get_memory().enable_swift_tiers:
+        self.set_hicache_consumer(batch.hicache_consumer_index)
+
+
 def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
     """Whatever the update's outcome: some tensors may have changed even if it failed."""
     linker = swift_linker(self.scheduler)
     if linker is None:
         return original(self, recv_req)
-    resets = linker.resets
     # It may capture CUDA graphs anew, and a copy that another thread begins meanwhile would spoil them.
     linker.wait_offloads()
     try:
         return original(self, recv_req)
     finally:
-        linker.weights_changed(device_emptied=linker.resets > resets)
+        linker.weights_changed(device_emptied=_device_is_empty(self.scheduler))
 
 
-def before_release_memory(self: Any, *args: Any, **kwargs: Any) -> None:
-    """SGLang unmaps the pool before it empties its tree: no copy may be reading it then."""
+def around_weight_session(original: Any, self: Any, recv_req: Any) -> Any:
+    """An update in several calls, the first of which takes weights apart that are packed. SGLang refuses the others
+    outside of a session, and touches nothing then."""
+    if self._session is None:
+        return original(self, recv_req)
+    return around_weights_update(original, self, recv_req)
+
+
+def around_weight_session_begin(original: Any, self: Any, recv_req: Any) -> Any:
+    if self._session is not None:
+        return original(self, recv_req)
+    return around_weights_update(original, self, recv_req)
+
+
+def around_weights_check(original: Any, self: Any, recv_req: Any) -> Any:
+    """Tests of weight updates have the weights replaced by random ones first."""
+    if recv_req.action != "reset_tensors":
+        return original(self, recv_req)
+    return around_weights_update(original, self, recv_req)
+
+
+def around_release_memory(original: Any, self: Any, recv_req: Any) -> Any:
+    """SGLang unmaps the pool before it empties its tree: no copy may be reading it then. Weights without a copy in host
+    memory do not come back by themselves: whatever is computed until they are updated is theirs no more."""
     linker = swift_linker(self.scheduler)
-    if linker is not None:
-        linker.wait_offloads()
+    if linker is None:
+        return original(self, recv_req)
+    if _loses_weights(recv_req.tags):
+        return around_weights_update(original, self, recv_req)
+    linker.wait_offloads()
+    return original(self, recv_req)
+
+
+def _loses_weights(tags: Any) -> bool:
+    """Whether releasing these, or all if there are none, leaves the weights undefined."""
+    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+    from sglang.srt.runtime_context import get_exec
+
+    features = get_exec().features
+    return (
+        (not tags or GPU_MEMORY_TYPE_WEIGHTS in tags)
+        and features.enable_memory_saver
+        and not features.enable_weights_cpu_backup
+    )
+
+
+def _device_is_empty(scheduler: Any) -> bool:
+    """Whether no KV is on the device: of no prefix in the tree, of no request, of no session."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    lent = getattr(allocator, "lent_tokens", 0)
+    return bool(allocator.available_size() + lent == scheduler.max_total_num_tokens)
 
 
 def after_session_held_tokens(held: int, self: Any) -> int:

@@ -28,14 +28,20 @@ from .hook_functions import (
     around_forward,
     around_kv_pool_class,
     around_paged_allocator_class,
+    around_release_memory,
+    around_weight_session,
+    around_weight_session_begin,
+    around_weights_check,
     around_weights_update,
+    before_embedding,
     before_model_architecture,
-    before_release_memory,
     before_scheduler_init,
 )
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
+#: Why whatever changes weights is hooked.
+_WEIGHTS = "pages of the weights before must never be found again"
 
 
 class HookMismatchError(SwiftTiersError):
@@ -62,12 +68,13 @@ class Override(NamedTuple):
 
 def scheduler_hooks() -> tuple[Hook, ...]:
     """Every reach into the scheduler's process, as it is applied and as `swift-tiers doctor` checks it."""
+    from .build.assembly import TREE_FACTORY
     from .build.page_hash import around_native_hash
     from .tell.orders import after_pull
 
     return (
         Hook(
-            "sglang.srt.mem_cache.registry.create_unified_radix_cache",
+            TREE_FACTORY,
             HookType.AROUND,
             around_create_cache,
             ("ctx", "cache_class"),
@@ -126,24 +133,31 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             Hook(
                 f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.{method}",
                 HookType.AROUND,
-                around_weights_update,
+                function,
                 ("self", "recv_req"),
-                "pages of the weights before must never be found again",
+                reason,
             )
-            for method in (
-                "update_weights_from_disk",
-                "update_weights_from_distributed",
-                "update_weights_from_tensor",
-                "update_weights_from_ipc",
-                "end_weight_update",
+            for method, function, reason in (
+                ("update_weights_from_disk", around_weights_update, _WEIGHTS),
+                ("update_weights_from_ipc", around_weights_update, _WEIGHTS),
+                ("begin_weight_update", around_weight_session_begin, _WEIGHTS),
+                ("update_weights_from_distributed", around_weight_session, _WEIGHTS),
+                ("update_weights_from_tensor", around_weight_session, _WEIGHTS),
+                ("end_weight_update", around_weight_session, _WEIGHTS),
+                ("check_weights", around_weights_check, _WEIGHTS),
+                (
+                    "release_memory_occupation",
+                    around_release_memory,
+                    f"let copies out of the pool end before its memory goes; {_WEIGHTS}",
+                ),
             )
         ),
         Hook(
-            f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.release_memory_occupation",
+            "sglang.srt.managers.tp_worker.BaseTpWorker.forward_batch_embedding",
             HookType.BEFORE,
-            before_release_memory,
-            ("self", "recv_req"),
-            "let copies out of the pool end before its memory goes",
+            before_embedding,
+            ("self", "batch"),
+            "have an embedding wait for the prefix that it is computed over, as SGLang has generation",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler._maybe_namespace_elastic_radix_cache",

@@ -26,6 +26,7 @@ def _install() -> None:
     from .arguments import (
         SwiftServerArgs,
         check_arguments,
+        check_capabilities,
         check_model_arguments,
         check_modes_arguments,
         check_swiftkv_backends,
@@ -45,6 +46,7 @@ def _install() -> None:
     register_resolution_hook("handle_model_specific_adjustments")(check_model_arguments)
     register_resolution_hook("handle_speculative_decoding")(check_modes_arguments)
     register_resolution_hook("handle_cuda_graph_config")(prepare_swiftkv_arguments)
+    register_resolution_hook("handle_model_capability_adjustments")(check_capabilities)
     register_resolution_hook("handle_other_validations")(check_swiftkv_backends)
     engine = sys.modules.get("sglang.srt.entrypoints.engine")
     if engine is not None:

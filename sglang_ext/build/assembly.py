@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What makes SGLang's tree; by this hook it is ours.
+TREE_FACTORY = "sglang.srt.mem_cache.registry.create_unified_radix_cache"
 #: Share of the free memory that the host tier takes when no size is configured.
 AUTOMATIC_HOST_SHARE = 0.4
 #: Threads that verify pages in host memory, or a quarter of the cores, if that is less: four read more than a link
@@ -109,6 +111,18 @@ def current_rank() -> Rank:
     return Rank(parallel.tp_rank, parallel.tp_size, getattr(parallel, "dp_rank", None) or 0, parallel.dp_size)
 
 
+def check_hooked() -> None:
+    """Raises ConfigError in a process to which SGLang has not loaded its plugins: the tree there is SGLang's own, by
+    which nothing would ever come to the tiers or from them."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    if TREE_FACTORY not in HookRegistry._patched:
+        raise ConfigError(
+            "--enable-swift-tiers: SGLang has begun this rank without its plugins; start the server by "
+            "`python -m sglang.launch_server`, or remove the flag"
+        )
+
+
 def build_tiers(
     server_args: Any, params: Any, pool: DevicePool, config: TiersConfig
 ) -> tuple[TierStack, PeerSide | None]:
@@ -119,6 +133,7 @@ def build_tiers(
     """
     from .identity import server_namespace
 
+    check_hooked()
     rank = current_rank()
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     part = rank.identity_of(pool.geometry) if config.remote.engine is not None else rank.identity

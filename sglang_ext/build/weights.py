@@ -24,7 +24,8 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 #: Configurations (of quantisation, of adapters), code that comes with a model, tokenizers.
 _SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
 #: Loading these formats yields weights that no file describes, so nothing may be shared across processes.
-_RANDOM_FORMATS = ("dummy", "remote", "remote_instance")
+_ELSEWHERE = "remote"
+_RANDOM_FORMATS = ("dummy", _ELSEWHERE, "remote_instance")
 #: Priority of the thread that reads files while the model is loaded: it takes what that leaves of the processors.
 _NICE = 10
 
@@ -102,7 +103,10 @@ class LoadedFiles:
 
 def sources_of(server_args: Any) -> list[Source]:
     """Whatever a server loads before it serves."""
-    model = Source(server_args.model_path, str(server_args.load_format), server_args.revision, server_args.download_dir)
+    load_format = str(server_args.load_format)
+    if getattr(server_args, "weight_cache_mode", "off") == "client":
+        load_format = _ELSEWHERE  # a process that keeps weights for others does not say of which files they were
+    model = Source(server_args.model_path, load_format, server_args.revision, server_args.download_dir)
     return [model, *(Source(path) for _, path in adapters_of(server_args))]
 
 

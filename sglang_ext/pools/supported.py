@@ -35,6 +35,17 @@ def check_modes(view: Any) -> None:
         ("--enable-kv-cache-sharding", view.enable_kv_cache_sharding, "it is not supported: remove it"),
         ("--enable-dsa-cache-layer-split", view.enable_dsa_cache_layer_split, "it is not supported: remove it"),
         ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
+        # Loops of SGLang's own around the scheduler that never begin what has been queued to be loaded.
+        ("--dllm-algorithm", view.dllm_algorithm is not None, "it is not supported: remove one of the two"),
+        ("--enable-pdmux", view.enable_pdmux, "it is not supported: remove one of the two"),
+        ("--use-ray", view.use_ray, "Ray's actors load no plugins of SGLang's: remove it"),
+        # What SGLang keeps by the slot of a token beside its KV is of whoever had the slot before.
+        (
+            "--enable-return-routed-experts",
+            view.enable_return_routed_experts,
+            "the experts of a restored prefix are not kept in the tiers: remove one of the two",
+        ),
+        ("--kv-canary", view.kv_canary != "none", "a restored prefix has no canaries: remove one of the two"),
     ):
         if is_set:
             raise ConfigError(f"{flag}: cannot be combined with --enable-swift-tiers; {remedy}")
@@ -95,6 +106,15 @@ def check_windows(view: Any, model_config: Any) -> None:
         raise ConfigError(
             f"--enable-swift-tiers: {_name(model_config)} keeps the KV of layers with a sliding window in a pool of "
             f"their own, which is not supported: {PLAIN_WINDOWS}, or remove the flag"
+        )
+
+
+def check_capability(view: Any, model_config: Any) -> None:
+    """`view`: SGLang's arguments, with what it cannot do with a model switched off. Raises ConfigError."""
+    if view.disable_radix_cache:
+        raise ConfigError(
+            f"--enable-swift-tiers: SGLang switches its radix cache off for {_name(model_config)}, and the tiers lie "
+            "beneath it: remove the flag"
         )
 
 

@@ -109,7 +109,6 @@ class SwiftLinker(UnifiedCacheLinker):
         self.offloader = Offloader(pool, stack)
         self.loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
-        self.resets = 0
         self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
         self._queued: dict[str, Load] = {}
         self._running: dict[int, list[Load]] = {}
@@ -193,9 +192,33 @@ class SwiftLinker(UnifiedCacheLinker):
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        """Wait until every layer of the batch has landed; False if one did not."""
-        landed = self.loader.counter.finish(counter_index)
-        for load in self._running.pop(counter_index, []):
+        """The batch has run: wait until every layer of it has landed; False if one did not.
+
+        False, too, where SGLang has run the batch without looking after its loads: has never begun them, or has had no
+        layer of its forward wait for them. What it computed over is not known then, so nobody may be told its result.
+        """
+        ignored = self._take_ignored(counter_index)
+        landed = self._finish(counter_index)
+        if not ignored:
+            return landed
+        logger.error("swift-tiers: %s; its loading requests fail", ignored)
+        self.stack.events.emit("linker.error", where="forward", error=ignored)
+        return False
+
+    def _take_ignored(self, counter_index: int) -> str:
+        """How a batch that has run has ignored its loads, if it has."""
+        if self._queued:
+            for rid in list(self._queued):
+                self.cancel_queued_load(rid)
+            return "a batch ran whose loads were never begun"
+        if counter_index in self._running and not self.loader.counter.was_awaited(counter_index):
+            return "a forward ran that did not wait for what was loaded for it"
+        return ""
+
+    def _finish(self, index: int) -> bool:
+        """Wait until nothing is copied for these loads any more; whether all of it has landed."""
+        landed = self.loader.counter.finish(index)
+        for load in self._running.pop(index, []):
             if load.request is not None:
                 load.request.copied()
         return landed
@@ -218,7 +241,7 @@ class SwiftLinker(UnifiedCacheLinker):
         """Whether all such loads of it are over; `wait`: until they are. Then
         `request.lost_ahead` says whether one has failed."""
         while request.loads_ahead and (wait or self.loader.counter.is_over(request.loads_ahead[0])):
-            if not self.finish_layer_wise_loading(request.loads_ahead.pop(0)):
+            if not self._finish(request.loads_ahead.pop(0)):
                 request.lost_ahead = True
         return not request.loads_ahead
 
@@ -269,7 +292,6 @@ class SwiftLinker(UnifiedCacheLinker):
         try:
             self._quiesce()
         finally:
-            self.resets += 1
             self.stack.flush_soon(memory=level != "device", durable=level == "all")
         if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
@@ -305,7 +327,7 @@ class SwiftLinker(UnifiedCacheLinker):
         self.wait_offloads()
         self.offloader.forget()
         for index in list(self._running):
-            self.finish_layer_wise_loading(index)
+            self._finish(index)
         for rid in list(self._queued):
             self.cancel_queued_load(rid)
         for request in list(self.requests.values()):

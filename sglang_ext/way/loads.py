@@ -41,6 +41,7 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
         self._alive = alive
         self._changed = runner.condition()  # some future is done
         self._over: dict[int, Future[None]] = {}
+        self._awaited: set[int] = set()  # batches of which some forward has waited for a layer
 
     def update_producer(self) -> int:
         index: int = super().update_producer()
@@ -70,10 +71,15 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
     def wait_until(self, threshold: int) -> None:
         futures = self.futures.get(self.consumer_index)
         if futures is not None:
+            self._awaited.add(self.consumer_index)
             self._watch(self.consumer_index, futures[threshold])
             if futures[threshold].exception() is None and (mark := futures[threshold].result()) is not None:
                 mark.wait()
         super().wait_until(threshold)
+
+    def was_awaited(self, index: int) -> bool:
+        """Whether a forward has waited for a layer of the batch, before it is finished."""
+        return index in self._awaited
 
     def is_over(self, index: int) -> bool:
         """Whether nothing is copied for the batch any more, or would be, as the loading thread has died."""
@@ -82,6 +88,7 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
 
     def finish(self, index: int) -> bool:
         """Wait until nothing is copied for the batch any more; True when every layer of it has landed."""
+        self._awaited.discard(index)
         if index in self._over:
             self._watch(index, self._over[index])
             ended = self._over.pop(index).exception() is None
@@ -92,6 +99,7 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
     def reset(self) -> None:
         super().reset()
         self._over.clear()
+        self._awaited.clear()
 
     def _watch(self, index: int, future: Future[Any]) -> None:
         while not future.done():

@@ -289,6 +289,8 @@ def why_whole(req: Any) -> str:
         return "it was retracted"
     if req.input_embeds is not None or req.positional_embed_overrides is not None or req.multimodal_inputs is not None:
         return "it brings its own embeddings"
+    if req.return_hidden_states and req.return_hidden_states != "last":
+        return "it wants hidden states of all that is computed of it"
     if req.session is not None:
         return "it belongs to a session"
     if req.beam_group is not None or req.token_indices_to_pool is not None:

@@ -562,6 +562,7 @@ def test_pages_are_verified_beside_the_copies_of_an_accelerator(
     """A GPU copies them while it computes; on the CPU whoever verifies meanwhile takes time from the forward."""
     opened: dict[str, object] = {}
     monkeypatch.setattr(assembly, "current_rank", lambda: assembly.Rank(0, 1, 0, 1))
+    monkeypatch.setattr(assembly, "check_hooked", lambda: None)
     monkeypatch.setattr(assembly, "shared_scope", lambda *_: "")
     monkeypatch.setattr(assembly, "open_stack", lambda *_, **named: opened.update(named))
     monkeypatch.setattr(identity, "server_namespace", lambda *_: None)

@@ -35,6 +35,7 @@ def models(tmp_path_factory):
         ("mllama", MllamaConfig(), "MllamaForConditionalGeneration"),
         ("states", FalconH1Config(num_hidden_layers=2), "FalconH1ForCausalLM"),
         ("two rows", Gemma3TextConfig(num_hidden_layers=6), "Gemma4ForCausalLM"),
+        ("embedding", Gemma3TextConfig(num_hidden_layers=6, use_bidirectional_attention=True), "Gemma3TextModel"),
     ):
         config.architectures = [architecture]
         config.save_pretrained(root / name)
@@ -141,6 +142,11 @@ def test_command_lines(model, tmp_path):
         "--dcp-size": [*ours, "--tp-size", "2", "--dcp-size", "2"],
         "--enable-kv-cache-sharding": [*ours, "--tp-size", "2", "--enable-kv-cache-sharding"],
         "--enable-dsa-cache-layer-split": [*ours, "--tp-size", "2", "--enable-dsa-cache-layer-split"],
+        "--dllm-algorithm": [*ours, "--dllm-algorithm", "LowConfidence"],
+        "--enable-pdmux": [*ours, "--enable-pdmux"],
+        "--use-ray": [*ours, "--use-ray"],
+        "--enable-return-routed-experts": [*ours, "--enable-return-routed-experts"],
+        "--kv-canary": [*ours, "--kv-canary", "log"],
         "identity.weights": [*ours, "--swift-tiers-config", '{"identity": {"weights": "sampled"}}'],
         "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
         "bus.url": [*ours, *bus(url="http://x")],
@@ -190,6 +196,7 @@ def test_models_and_modes(model, models):
     accepted = {
         "mla": [*on, models["mla"]],
         "gemma": [*on, models["gemma"]],
+        "embeddings": [*on, model, "--is-embedding"],
         "own pool": [*on, models["own pool"], "--disable-hybrid-swa-memory"],
         "ngram": [*on, model, *ngram, "--speculative-ngram-max-bfs-breadth", "1"],
         "ngram on flashinfer": [*on, model, *ngram, "--attention-backend", "flashinfer"],
@@ -202,6 +209,7 @@ def test_models_and_modes(model, models):
         "Gemma4ForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
         "FalconH1ForCausalLM has layers that keep a state": [*on, models["states"]],
         "DeepseekV32ForCausalLM keeps an index": [*on, models["sparse"]],
+        "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],
         "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],
         "--speculative-algorithm: eagle3 .* use NGRAM": [*on, model, "--speculative-algorithm", "eagle3"],
         "--speculative-algorithm: STANDALONE .* use NGRAM": [*on, model, "--speculative-algorithm", "STANDALONE"],

@@ -15,10 +15,10 @@ from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.sglang_ext.build import identity
-from swift_tiers.sglang_ext.build.assembly import Rank, current_rank
+from swift_tiers.sglang_ext.build.assembly import TREE_FACTORY, Rank, check_hooked, current_rank
 from swift_tiers.sglang_ext.build.content_names import ContentNames
 from swift_tiers.sglang_ext.build.identity import config_digest, loading_digest, software
-from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source
+from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, sources_of
 
 from support.clocks import file_clock_moved
 from support.engine import GEOMETRY, namespace
@@ -226,6 +226,17 @@ def test_a_server_looks_before_it_loads(copy, names, monkeypatch):
     assert identity._loaded.digest(identity.sources_of(arguments)[0]).startswith("unnamed-")
 
 
+@pytest.mark.parametrize("mode", ["off", "client"])
+def test_weights_that_another_process_keeps_have_no_name(copy, names, mode):
+    """It has loaded them some time ago, perhaps from files that were others then."""
+    arguments = SimpleNamespace(
+        model_path=str(copy), load_format="auto", revision=None, download_dir=None, weight_cache_mode=mode
+    )
+    (source,) = sources_of(arguments)
+    loaded = LoadedFiles([source], names)
+    assert loaded.digest(source).startswith("unnamed-") is (mode == "client")
+
+
 # ---- which part of the model ----
 
 
@@ -246,6 +257,17 @@ def test_a_rank_whose_kv_is_not_split_by_heads_alone_is_refused(monkeypatch, spl
     sizes.update(split)
     with pytest.raises(ConfigError, match=r"otherwise than by heads.*use --tp-size alone"):
         current_rank()
+
+
+def test_a_rank_that_sglang_began_without_its_plugins_is_refused(monkeypatch):
+    """Its tree is SGLang's own: the tiers would take memory and devices, and serve nobody."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    with pytest.raises(ConfigError, match="without its plugins"):
+        check_hooked()
+    monkeypatch.setattr(HookRegistry, "_patched", {TREE_FACTORY})
+    check_hooked()
 
 
 # ---- how they are loaded ----

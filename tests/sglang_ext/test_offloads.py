@@ -195,12 +195,12 @@ def test_a_start_that_fails_closes_what_it_has_opened(monkeypatch: pytest.Monkey
 def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     linker = SimpleNamespace(
-        resets=0,
         wait_offloads=lambda: order.append("copied"),
         weights_changed=lambda *, device_emptied: order.append("changed"),
     )
     monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: linker)
-    updater = SimpleNamespace(scheduler=None)
+    allocator = SimpleNamespace(available_size=lambda: 0)
+    updater = SimpleNamespace(scheduler=SimpleNamespace(token_to_kv_pool_allocator=allocator, max_total_num_tokens=16))
     assert hook_functions.around_weights_update(lambda *_: order.append("updated") or 7, updater, None) == 7
     assert order == ["copied", "updated", "changed"]
 
@@ -472,3 +472,103 @@ def test_nothing_is_taken_from_a_device_with_kv_of_weights_that_are_gone() -> No
         assert [event.kind for event in stack.events.since()].count("offload.resumed") == 1
     finally:
         swift.close()
+
+
+# ---- batches that run without looking after their loads ----
+
+
+def loading(stack: TierStack, swift: SwiftLinker, keys: list[bytes]) -> TieredRequest:
+    """A request whose pages are promised and whose load is queued."""
+    put(stack, keys)
+    request = TieredRequest("r", stack, swift.requests, RequestFacts())
+    request.begin([key.hex() for key in keys])
+    stack.restorer.flush()
+    transfer = linker.PoolTransfer(
+        name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
+    )
+    assert swift.lookup("r", [transfer]) == [1, 2]
+    assert swift.load("r", [transfer])
+    request.end()
+    return request
+
+
+class LoadingPool(StallingPool):
+    """One that takes what is copied in."""
+
+    def copy_in(self, pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        for layer in range(GEOMETRY.layers):
+            layer_done(layer, None)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_batch_whose_forward_waited_for_nothing_fails(waits: bool) -> None:
+    """It has read slots that nothing may have been copied to."""
+    keys = chain("a", "b")
+    stack, pool = make_stack(), LoadingPool(keys)
+    pool.stalls = "never"
+    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
+    try:
+        loading(stack, swift, keys)
+        index = swift.start_layer_wise_loading()
+        if waits:
+            swift.layer_done_counter.set_consumer(index)
+        for layer in range(GEOMETRY.layers):
+            swift.layer_done_counter.wait_until(layer)
+        assert swift.finish_layer_wise_loading(index) is waits
+        check(stack)
+    finally:
+        swift.close()
+    told = [event.fields["error"] for event in stack.events.since() if event.kind == "linker.error"]
+    assert told == ([] if waits else ["a forward ran that did not wait for what was loaded for it"])
+
+
+def test_a_batch_whose_loads_were_never_begun_fails() -> None:
+    """And nothing is kept for them."""
+    keys = chain("a", "b")
+    stack, pool = make_stack(), LoadingPool(keys)
+    pool.stalls = "never"
+    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
+    try:
+        loading(stack, swift, keys)
+        assert stack.table.pinned_pages == 2
+        assert not swift.finish_layer_wise_loading(-1)
+        stack.restorer.flush()
+        assert stack.table.pinned_pages == 0
+        assert swift.start_layer_wise_loading() == -1, "it is begun for another batch"
+        check(stack)
+    finally:
+        swift.close()
+
+
+# ---- memory that is released ----
+
+
+@pytest.mark.parametrize(
+    ("tags", "saver", "backup", "lost"),
+    [
+        (None, True, False, True),
+        (["weights"], True, False, True),
+        (["kv_cache"], True, False, False),
+        (["weights"], True, True, False),
+        (["weights"], False, False, False),
+    ],
+)
+def test_weights_that_are_released_without_a_copy_are_not_those_that_were_named(
+    monkeypatch: pytest.MonkeyPatch, tags: list[str] | None, saver: bool, backup: bool, lost: bool
+) -> None:
+    """Whoever asks before they are updated is answered by nobody's weights."""
+    import sglang.srt.runtime_context
+
+    order: list[Any] = []
+    swift = SimpleNamespace(
+        wait_offloads=lambda: order.append("copied"),
+        weights_changed=lambda *, device_emptied: order.append(device_emptied),
+    )
+    features = SimpleNamespace(enable_memory_saver=saver, enable_weights_cpu_backup=backup)
+    monkeypatch.setattr(sglang.srt.runtime_context, "get_exec", lambda: SimpleNamespace(features=features))
+    monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: swift)
+    allocator = SimpleNamespace(available_size=lambda: 16)
+    scheduler = SimpleNamespace(token_to_kv_pool_allocator=allocator, max_total_num_tokens=16)
+    updater, request = SimpleNamespace(scheduler=scheduler), SimpleNamespace(tags=tags)
+    hook_functions.around_release_memory(lambda *_: order.append("released"), updater, request)
+    assert order == ["copied", "released", *([True] if lost else [])]

@@ -186,7 +186,7 @@ def request(**fields: Any) -> SimpleNamespace:
     plain = {
         "return_logprob": False, "logprob_start_len": -1, "retracted_stain": False, "input_embeds": None,
         "positional_embed_overrides": None, "multimodal_inputs": None, "session": None, "beam_group": None,
-        "token_indices_to_pool": None,
+        "token_indices_to_pool": None, "return_hidden_states": False,
     }  # fmt: skip
     return SimpleNamespace(**{**plain, **fields})
 
@@ -202,6 +202,8 @@ def request(**fields: Any) -> SimpleNamespace:
         ({"positional_embed_overrides": [1]}, "it brings its own embeddings"),
         ({"multimodal_inputs": [1]}, "it brings its own embeddings"),
         ({"session": [1]}, "it belongs to a session"),
+        ({"return_hidden_states": True}, "it wants hidden states of all that is computed of it"),
+        ({"return_hidden_states": "last"}, ""),
         ({"beam_group": [1]}, "it is searched or pooled as a group"),
         ({"token_indices_to_pool": [1]}, "it is searched or pooled as a group"),
     ],

@@ -80,6 +80,22 @@ def tiers_that_do_not_answer(s, deadline=3600.0):
 # ---- in the scheduler's process ----
 
 
+def ways_into_sglang(s) -> dict[str, list[str]]:
+    """By what a user may have SGLang do something else with KV: arguments, requests, forwards and loops, by name."""
+    import msgspec
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.server_args import ServerArgs
+
+    return {
+        "arguments": sorted(field.name for field in msgspec.structs.fields(ServerArgs)),
+        "requests": sorted(kind.__name__ for kind in s.scheduler._request_dispatcher._mapping),
+        "forwards": sorted(name for name in dir(TpModelWorker) if "forward_batch" in name),
+        "forward modes": [mode.name for mode in ForwardMode],
+        "loops": sorted(name for name in dir(s.scheduler) if name.startswith("event_loop_")),
+    }
+
+
 def evicted_prefix_comes_back(s):
     question = prompt(1)
     answer = s.generate(question)
@@ -394,6 +410,141 @@ def new_weights_hide_old_pages(s):
     quiet(s)
 
 
+@contextlib.contextmanager
+def other_weights(s):
+    """`update(flush=...)` in between gives the model other weights, as trainers do: by calls of SGLang's in a session.
+    Its own come back at the end."""
+    import torch
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    worker = s.scheduler.tp_worker
+    model = worker.model_runner.model
+    parameters = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    name = "model.embed_tokens.weight"
+    # SGLang's pickling knows tensors of GPUs only.
+    tensors = [(name, -parameters[name].detach())]
+    own = {one: parameter.detach().clone() for one, parameter in parameters.items()}
+
+    def update(*, flush):
+        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[b""], flush_cache=flush)
+        return s.scheduler.weight_updater.update_weights_from_tensor(request).success
+
+    worker.deserialize_own_rank = lambda serialized: tensors
+    try:
+        with torch.no_grad():  # as SGLang's event loops run
+            yield update
+    finally:
+        del worker.deserialize_own_rank
+        for one, parameter in parameters.items():
+            parameter.data.copy_(own[one])
+        s.step()
+        assert s.scheduler.flush_cache()
+
+
+def sessions(s):
+    """How a session of weight updates is begun, and how it is ended; whether it was."""
+    from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
+
+    updater = s.scheduler.weight_updater
+    return (
+        lambda: updater.begin_weight_update(BeginWeightUpdateReqInput()).success,
+        lambda: updater.end_weight_update(EndWeightUpdateReqInput()).success,
+    )
+
+
+def weights_that_are_updated_in_a_session(s):
+    """Whenever the device is flushed between, what is computed afterwards is kept, and nothing from before is found."""
+    begin, end = sessions(s)
+    question = prompt(18)
+    with other_weights(s) as update:
+        for number, order in enumerate(("flush, begin, update, end", "begin, update and flush, end")):
+            answer = s.generate(question)
+            fill_device(s, 180 + number)
+            if order.startswith("flush"):
+                s.step()
+                assert s.scheduler.flush_cache()
+            assert begin()
+            assert update(flush=not order.startswith("flush"))
+            assert end()
+            assert not s.linker.stale_device, order
+            again = s.generate(question)
+            assert (again == answer) is (number == 1), "the second update changes nothing"
+            fill_device(s, 185 + number)
+            req, details = serve_again(s, question)
+            assert (list(req.output_ids), details["host"] + details["ssd"]) == (again, 688), order
+            quiet(s)
+
+
+def what_is_computed_during_a_session_is_not_kept(s):
+    """Weights may be half of one kind and half of another then, or unpacked."""
+    begin, end = sessions(s)
+    question = prompt(19)
+    with other_weights(s) as update:
+        s.settle()
+        s.step()
+        assert s.scheduler.flush_cache()
+        assert begin()
+        assert update(flush=True)
+        s.generate(question)
+        s.settle()
+        assert end()
+        assert s.linker.stale_device, "the device has pages of that time"
+        assert s.linker.stack.probe([bytes.fromhex(one) for one in hashes_of(s, question)]) == 0
+        s.generate(question + prompt(191, 64))
+        s.settle()
+        assert s.linker.stack.table.listed(s.linker.stack.digest) == []
+        s.step()
+        assert s.scheduler.flush_cache()
+        assert not s.linker.stale_device
+
+
+def hashes_of(s, question):
+    """Of its pages."""
+    req = s.add(question)
+    hashes = list(s.linker.requests[req.rid].tail)
+    s.run()
+    return hashes
+
+
+def calls_that_touch_no_weights_change_nothing(s):
+    begin, end = sessions(s)
+    question = prompt(20)
+    answer = s.generate(question)
+    fill_device(s, 200)
+    digest = s.linker.stack.digest
+    with other_weights(s) as update:
+        assert not end()
+        assert not update(flush=True)
+        assert s.linker.stack.digest == digest
+        assert begin()
+        opened = s.linker.stack.digest
+        assert opened != digest
+        assert not begin()
+        assert s.linker.stack.digest == opened
+        assert end()
+    req, details = serve_again(s, question)
+    assert (list(req.output_ids), details) == (answer, {})
+
+
+def weights_that_are_overwritten_hide_old_pages(s):
+    """A test of weight updates has random ones put in their place."""
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    question = prompt(21)
+    answer = s.generate(question)
+    fill_device(s, 210)
+    digest = s.linker.stack.digest
+    with other_weights(s):
+        assert s.scheduler.weight_updater.check_weights(CheckWeightsReqInput(action="checksum")).success
+        assert s.linker.stack.digest == digest
+        assert s.scheduler.weight_updater.check_weights(CheckWeightsReqInput(action="reset_tensors")).success
+        assert s.linker.stack.digest != digest
+        req, details = serve_again(s, question)
+        assert list(req.output_ids) != answer
+        assert details == {}
+    quiet(s)
+
+
 def what_the_tiers_lost_is_offered_along(s):
     """SGLang believes a prefix stored and never offers it again; below a new turn it comes along."""
     question = prompt(23, 320)
@@ -602,11 +753,24 @@ def scheduler(tmp_path_factory, directories):
         what_the_tiers_lost_is_offered_along,
         offloads_that_take_too_long_publish_nothing,
         new_weights_hide_old_pages,
+        weights_that_are_updated_in_a_session,
+        what_is_computed_during_a_session_is_not_kept,
+        calls_that_touch_no_weights_change_nothing,
+        weights_that_are_overwritten_hide_old_pages,
     ],
     ids=lambda scenario: scenario.__name__,
 )
 def test_scenario(scheduler, scenario):
     scheduler(scenario)
+
+
+def test_nothing_of_sglang_has_not_been_looked_at(scheduler):
+    """Each name in this file was judged: refused, tested, or of no concern for KV. Of one that is new, docs/models.md
+    says what the tiers make of it; then it is added."""
+    judged = json.loads((Path(__file__).parent / "judged.json").read_text())
+    for kind, names in scheduler(ways_into_sglang).items():
+        assert sorted(set(names) - set(judged[kind])) == [], f"new {kind}"
+        assert sorted(set(judged[kind]) - set(names)) == [], f"{kind} that have gone"
 
 
 def test_damaged_files_are_misses(scheduler, directories):
