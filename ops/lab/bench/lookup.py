@@ -121,6 +121,8 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
     seconds["each further lookup"] = (time.perf_counter() - started) / REPEATS
     timed("load", linker.load, rid, [_transfer(hashes, rows)])
     index = timed("start", linker.start_layer_wise_loading)
+    linker.layer_done_counter.set_consumer(index)
+    linker.layer_done_counter.wait_until(0)  # as a forward does
     assert linker.finish_layer_wise_loading(index)
     request.end()
     return seconds
