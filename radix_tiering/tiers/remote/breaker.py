@@ -18,7 +18,7 @@ class BreakerState(Enum):
 
 class Breaker:
     """CLOSED --(two misses)--> OPEN --(its time is up, a question)--> TRYING --(answer)--> CLOSED
-                                  ^-----------------(miss, twice the time)----'
+                                  ^---------(miss, or lost, twice the time)---'
 
     Changed by one thread; any may ask `closed`.
     """
@@ -40,7 +40,7 @@ class Breaker:
         return self._until if self.state is BreakerState.OPEN else None
 
     def tries(self) -> None:
-        """It has been asked; `answered` or `missed` follows."""
+        """It is asked; `answered`, `missed` or `lost` follows."""
         assert self.state is BreakerState.OPEN
         self.state = BreakerState.TRYING
 
@@ -49,6 +49,11 @@ class Breaker:
         was, self.state = self.state, BreakerState.CLOSED
         self._misses, self._rest = 0, FIRST_REST
         return was is not BreakerState.CLOSED
+
+    def lost(self, now: float) -> None:
+        """Who was asked is gone, and nothing that it was asked will be answered: another question decides."""
+        if self.state is BreakerState.TRYING:
+            self.missed(now)
 
     def missed(self, now: float) -> bool:
         """Something was not answered in time; whether nothing is asked from now on."""

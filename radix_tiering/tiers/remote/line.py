@@ -204,6 +204,7 @@ class EngineLine:
         self._held.clear()
         for job in jobs:
             job.late()
+        self.breaker.lost(self._clock())
         self._ended(why)
         self.slots.end()
 
@@ -232,5 +233,6 @@ class EngineLine:
 
     def _try(self, now: float) -> None:
         """Whether it answers again: nobody waits for that."""
-        if self.ask("exists", [TRIAL], (), now + self._trial_seconds, lambda there: None, lambda: None):
-            self.breaker.tries()
+        self.breaker.tries()
+        if not self.ask("exists", [TRIAL], (), now + self._trial_seconds, lambda there: None, lambda: None):
+            self.breaker.missed(now)

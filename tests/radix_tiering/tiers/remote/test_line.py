@@ -1,0 +1,180 @@
+"""Lives of an engine, and what it is asked: whatever becomes of it, one that is well is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
+from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
+from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, MOST_PAUSE, EngineLine, LifeEvent
+
+from support.examples import examples
+
+TRIAL_SECONDS = 0.02
+
+
+class Engine:
+    """One life, that does what the test says."""
+
+    memory = np.zeros((8, 4096), np.uint8)
+
+    def __init__(self, tell: Callable[[EngineEvent], None], takes: Callable[[], bool]) -> None:
+        self.tell, self.takes = tell, takes
+        self.jobs: list[EngineJob] = []
+        self.ended = False
+
+    def ask(self, job: EngineJob) -> bool:
+        if self.takes():
+            self.jobs.append(job)
+        return self.takes()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Line:
+    """A line over engines that tell what they have to tell when the test says so."""
+
+    def __init__(self) -> None:
+        self.now, self.takes, self.asked = 0.0, True, 0
+        self.engines: list[Engine] = []
+        self.told: list[LifeEvent] = []
+        self.answered: list[bool] = []
+        shape: Any = None  # nothing is throttled
+        self.line = EngineLine(
+            shape,
+            self._open,
+            told=self.told.append,
+            ended=lambda why: None,
+            emit=lambda *_, **__: None,
+            clock=lambda: self.now,
+            trial_seconds=TRIAL_SECONDS,
+            throttle=None,
+        )
+
+    def _open(self, tell: Callable[[EngineEvent], None]) -> Engine:
+        self.engines.append(Engine(tell, lambda: self.takes))
+        return self.engines[-1]
+
+    @property
+    def engine(self) -> Engine | None:
+        """The one that lives."""
+        return self.engines[-1] if self.engines and not self.engines[-1].ended else None
+
+    def turn(self) -> None:
+        """What the tier's thread does in one."""
+        told, self.told[:] = list(self.told), []
+        for one in told:
+            self.line.heard(one)
+        self.line.look_at_the_time(self.now)
+        self.line.go_on(self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        """In steps from one thing to do to the next; those at once are few."""
+        end, steps = self.now + seconds, 0
+        while (due := min([*self.line.due(), end])) < end:
+            steps = steps + 1 if due <= self.now else 0
+            assert steps < 10, "it is busy with nothing"
+            self.now = max(self.now, due)
+            self.turn()
+        self.now = end
+        self.turn()
+
+    def ask(self) -> None:
+        if self.line.open:
+            self.asked += self.line.ask(
+                "put",
+                ["name"],
+                (),
+                self.now + 5.0,
+                lambda done: self.answered.append(True),
+                lambda: self.answered.append(False),
+            )
+
+    def do(self, what: str) -> None:
+        engine = self.engine
+        if what == "ask":
+            self.ask()
+            self.ask()
+        elif what == "wait":
+            self.pass_time(1.0)
+        elif what == "next":
+            self.pass_time(max(0.0, min(self.line.due(), default=0.0) - self.now))
+        elif what in ("stop", "go on"):
+            self.takes = what == "go on"
+        elif engine is None:
+            return
+        elif what == "ready":
+            engine.tell(EngineReady())
+        elif what == "die":
+            engine.tell(EngineGone("killed"))
+        elif what == "answer":
+            for job in engine.jobs:
+                engine.tell(EngineAnswer(job.number, [True]))
+            engine.jobs.clear()
+        self.turn()
+
+
+DEEDS = ("ask", "next", "next", "answer", "ready", "die", "wait", "stop", "go on")
+
+
+@settings(max_examples=examples(2000))
+@given(st.lists(st.sampled_from(DEEDS), max_size=60))
+def test_whatever_has_become_of_it_an_engine_that_is_well_is_asked_again(deeds: list[str]) -> None:
+    world = Line()
+    world.turn()
+    for deed in deeds:
+        world.do(deed)
+    world.takes = True
+    end = world.now + 2 * (MOST_REST + MOST_PAUSE + JOB_SECONDS)
+    while not world.line.open and world.now < end:
+        world.do("ready")
+        world.do("answer")
+        world.pass_time(TRIAL_SECONDS / 4)
+        if not world.line.open:
+            world.do("next")
+    assert world.line.open
+    world.do("ask")
+    world.do("answer")
+    assert len(world.answered) == world.asked, "each is answered once"
+
+
+def test_a_trial_that_dies_with_its_engine_is_not_the_last() -> None:
+    world = Line()
+    for deed in ("wait", "ready", "ask"):
+        world.do(deed)
+    world.pass_time(5.0)
+    assert not world.line.open, "two were late"
+    engine = world.engine
+    assert engine is not None
+    world.do("answer")  # too late to count
+    assert not world.line.open
+    world.pass_time(5.0 + TRIAL_SECONDS / 2)
+    assert [job.verb for job in engine.jobs] == ["exists"]
+    for deed in ("die", "wait", "wait", "ready"):
+        world.do(deed)
+    assert not world.line.open
+    assert world.engine is not None
+    for _ in range(10):
+        if not world.engine.jobs:
+            world.do("next")
+    world.do("answer")
+    assert world.line.open
+
+
+def test_an_engine_that_takes_nothing_is_not_asked_without_end() -> None:
+    world = Line()
+    for deed in ("wait", "ready", "ask", "next", "answer", "stop"):
+        world.do(deed)
+    world.pass_time(2 * MOST_REST)
+    assert not world.line.open
+    world.do("go on")
+    for _ in range(10):
+        world.do("next")
+        world.do("answer")
+    assert world.line.open
