@@ -162,6 +162,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def _jump(self, request: TieredRequest, front: int, end: int) -> bool:
         hashes, req = request.tail[front:end], request.req
+        assert req.prefix_len % self.cache.page_size == 0, "pages follow whole pages"
         transfer = self._components[0].build_external_linker_transfer(LinkerTransferPhase.LOAD, None, hashes)
         if transfer is None:
             return False

@@ -63,9 +63,11 @@ class RestoringAdder(PrefillAdder):
         limit = self._limit(req, request, step, req.prefix_len + req.host_hit_length)
         if step.end <= jump or limit <= 0:
             return AddReqResult.OTHER
-        self.rem_chunk_tokens = limit
+        # SGLang compares with a length in whole pages, and would have the rest of the last page computed by itself.
+        most = min(budget, self.ceil_paged_tokens(limit))
+        self.rem_chunk_tokens = most
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
-        self.rem_chunk_tokens = budget - (limit - self.rem_chunk_tokens)
+        self.rem_chunk_tokens = budget - (most - self.rem_chunk_tokens)
         if not self.can_run_list or self.can_run_list[-1] is not req:
             return result
         self.cut_short = True
@@ -123,7 +125,7 @@ class RestoringAdder(PrefillAdder):
         front = req.prefix_len // page - request.device_pages
         step = wrapper.agree(request, front)
         limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
-        limit = self._with_room(limit, (step.jump - front) * page)
+        limit = self._of_whole_pages(self._with_room(limit, (step.jump - front) * page), (step.jump - front) * page)
         if request.drains and (limit <= 0 or not wrapper.came_ahead(request)):
             if self._with_room(page, (step.jump - front) * page) > 0:
                 wrapper.jump_ahead(request, front, step.jump)
@@ -156,6 +158,13 @@ class RestoringAdder(PrefillAdder):
             return limit  # nobody is left who could give any back
         room = int(self.memory_budget.remaining_current) - self.per_req_token_overhead - jump
         return limit if self.ceil_paged_tokens(limit) <= room else max(0, room // self.page_size * self.page_size)
+
+    def _of_whole_pages(self, limit: int, jump: int) -> int:
+        """`limit` tokens, or as many whole pages of them as SGLang leaves beside `jump` tokens. It computes no more of
+        a chunk than what running requests will not need, and ends it at any token; only a whole page can be followed
+        by pages that have come up. Where they will need everything it computes all of the chunk."""
+        left = int(self.memory_budget.remaining_total) - jump
+        return left // self.page_size * self.page_size if 0 < left < limit else limit
 
     def _keep_room(self, req: Any) -> None:
         """For what is left of a chunked request: SGLang lets nobody in before it is through, as its chunks use the

@@ -5,10 +5,14 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import time
 
 import pytest
+
+from swift_tiers.radix_tiering.restore.flight import Step
 
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import (
@@ -89,6 +93,71 @@ def others_leave_room(s):
     assert list(req.output_ids) == expected
     assert [list(one.output_ids) for one in beside] == answers
     quiet(s)
+
+
+@contextlib.contextmanager
+def room_that_others_will_need(*tokens):
+    """In each scheduling round, by turns, SGLang reckons with so many tokens beyond what running requests will need; a
+    float, as it does. None: as it is."""
+    from swift_tiers.sglang_ext.way.restoring import RestoringAdder
+
+    rooms = itertools.cycle(tokens)
+    made = RestoringAdder.__init__
+
+    def make(self, *args, **kwargs) -> None:
+        made(self, *args, **kwargs)
+        room, budget = next(rooms), self.memory_budget
+        if room is not None:
+            budget.total_offset += budget.remaining_total - room
+
+    RestoringAdder.__init__ = make
+    try:
+        yield
+    finally:
+        RestoringAdder.__init__ = made
+
+
+def chunks_end_with_a_page(s, rooms):
+    """SGLang cuts a chunk at any token where running requests will need the rest of the device. Pages that come up
+    follow whole ones: behind half a page they would lie at other positions, and what is computed after them in slots
+    of other requests."""
+    question, other = prompt(40), prompt(41, 40)
+    (answer,) = to_ssd(s, question)
+    expected = s.generate(other, 60)
+    s.empty_memory()
+    decoding = s.add(other, 60)
+    s.run(until=lambda: len(decoding.output_ids) > 2)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        s.step()
+        assert s.cache.linker.on_course(req) is not None, "it is not on its course: this tests nothing"
+        with room_that_others_will_need(*rooms):
+            log = extends(s, link, 1, until=lambda: not link.kept)
+        log += extends(s, link, 4)
+    assert list(req.output_ids) == answer
+    assert list(decoding.output_ids) == expected
+    quiet(s)
+    assert s.generate(question) == answer, "what it left in the tree is wrong"
+    s.empty_device()
+    assert s.generate(question) == answer, "what it left in the tiers is wrong"
+    quiet(s)
+    return log
+
+
+def all_of_it_is_computed(s, tokens):
+    """Where all ranks agree that nothing is worth waiting for: its forwards."""
+    question, wrapper = prompt(60 + tokens, tokens), s.cache.linker
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link:
+        wrapper.agree = lambda request, front: Step(front, request.pages)
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, link, 0)
+        del wrapper.agree
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log
 
 
 def ends_early(s, how):
@@ -366,6 +435,17 @@ def test_others_go_on_while_it_waits_for_a_page(scheduler) -> None:
 
 def test_others_leave_room_for_the_rest_of_it(scheduler) -> None:
     scheduler(others_leave_room)
+
+
+@pytest.mark.parametrize("rooms", [(40.5,), (99.5, None), (7.5, 33.5), (-2.5, 17.0)])
+def test_its_chunks_end_with_a_page_whatever_others_will_need(scheduler, rooms: tuple[float | None, ...]) -> None:
+    log = scheduler(chunks_end_with_a_page, rooms)
+    assert all(start % PAGE == 0 for start, _ in log), log
+
+
+@pytest.mark.parametrize("tokens", [496, 500, 511])
+def test_what_fits_in_one_forward_is_computed_in_one(scheduler, tokens: int) -> None:
+    assert scheduler(all_of_it_is_computed, tokens) == [(0, tokens)]
 
 
 @pytest.mark.parametrize("how", ["computing", "holding"])
