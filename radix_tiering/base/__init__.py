@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .errand_thread import ErrandThread
     from .errors import BusError, ConfigError, FormatError, NotHeldError, StripeSetBusyError, SwiftTiersError
     from .events import Event, EventLog
-    from .memory import available_memory, huge_array
+    from .memory import huge_array
     from .page import (
         BLOCK_BYTES,
         KEY_BYTES,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .runner import THREADS, Condition, Flag, Lock, Poller, Queue, Runner, Thread, ThreadRunner
     from .slot_map import MapPiece, SlotState, TierMap
     from .units import Duration, Size, format_size
+    from .usable_memory import available_memory, container_limit, container_room, total_memory
 else:
     __getattr__ = lazily(__name__)
 
@@ -89,6 +90,8 @@ __all__ = [
     "TiersConfig",
     "Waker",
     "available_memory",
+    "container_limit",
+    "container_room",
     "donation_bounds",
     "dump_config",
     "explain",
@@ -101,4 +104,5 @@ __all__ = [
     "parse_url",
     "read_source",
     "round_up",
+    "total_memory",
 ]

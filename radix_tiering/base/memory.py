@@ -9,11 +9,11 @@ import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 
 import numpy as np
 
 from .page import round_up
+from .usable_memory import available_memory
 
 HUGE_PAGE_BYTES = 2 << 20
 #: Touched by one thread at a time: small enough for a smooth progress report.
@@ -35,17 +35,6 @@ _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _NOWHERE = ctypes.c_void_p(-1).value
 
 
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that can be had without swapping, by the kernel's own estimate; None where it does not say."""
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
 def huge_array(
     size: int,
     *,
@@ -64,7 +53,7 @@ def huge_array(
 
     Memory goes back to the system when the array and all views of it have died. Raises MemoryError, naming size and
     remedy: before touching anything when `size` exceeds `available()` bytes, since the kernel would kill a process
-    rather than refuse.
+    rather than refuse, most of all one in a container.
     """
     if size <= 0:
         raise ValueError(f"size must be positive, not {size}")

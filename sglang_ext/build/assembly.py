@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 
 from swift_tiers.kernels.cuda_runtime import cuda_runtime
@@ -36,6 +35,7 @@ from swift_tiers.radix_tiering.tiers.tier import Tier
 from ..pools.device_pool import DevicePool
 from ..pools.landing import open_direct, open_landing, wanted_kvikio
 from .hardware import hardware_name
+from .host_size import check_host_size, rank_host_size
 from .remote_side import open_remote, read_salt, shared_scope
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: What makes SGLang's tree; by this hook it is ours.
 TREE_FACTORY = "sglang.srt.mem_cache.registry.create_unified_radix_cache"
-#: Share of the free memory that the host tier takes when no size is configured.
-AUTOMATIC_HOST_SHARE = 0.4
 #: Threads that verify pages in host memory, or a quarter of the cores, if that is less: four read more than a link
 #: carries.
 MOST_CHECK_THREADS = 4
@@ -181,15 +179,7 @@ def open_stack(
     `kvikio`: from the devices too. `scope`: see `shared_scope`. `machines`: over which the ranks are spread.
     `copies_beside`: see `HostConfig.verifies`."""
     geometry = namespace.geometry
-    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.here(machines)
-    if size < geometry.stride_bytes:
-        raise ConfigError(
-            f"host.size: {format_size(size)} for each rank holds no page of {format_size(geometry.stride_bytes)}; "
-            "make it larger"
-        )
-    free = psutil.virtual_memory().available
-    if size > free:
-        raise ConfigError(f"host.size: {format_size(size)} is more than the {format_size(free)} that are free")
+    size = rank_host_size(config.host, rank.here(machines), geometry.stride_bytes)
     host = HostTier(geometry, size, allocate=host_memory)
     ssd = open_ssd(config.ssd, rank, machines)
     logger.info(
@@ -260,24 +250,6 @@ def host_memory(size: int) -> Any:
     return array
 
 
-def automatic_host_size() -> int:
-    """The host tier's size when none is configured, for the whole server: a share of what is free now, bytes."""
-    return int(min(psutil.virtual_memory().available, container_room()) * AUTOMATIC_HOST_SHARE)
-
-
-def container_room() -> float:
-    """What the container that this process runs in may still use, bytes."""
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):
-            continue  # no such hierarchy, or "max"
-    return float("inf")
-
-
 def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None:
     """The SSD tier of one rank of a server on so many machines, its device files made if need be; None if no directory
     or device is named."""
@@ -319,13 +291,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
 
     Leaves nothing behind: device files are opened only if they exist, and closed again.
     """
-    if config.host.size is not None:
-        total = psutil.virtual_memory().total
-        if config.host.size > total:
-            raise ConfigError(
-                f"host.size: {format_size(config.host.size)} is more than this machine's {format_size(total)}; "
-                "make it smaller"
-            )
+    check_host_size(config.host)
     read_salt(config)
     if config.ssd.gpu_direct == "on":
         find_kvikio("on")

@@ -28,6 +28,7 @@ from swift_tiers.ops.commands.doctor.software import EntryPoint
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig
 from swift_tiers.radix_tiering.base.units import Size
 
+from support.cgroups import pod
 from support.doctor import assert_finding
 
 GIB = 2**30
@@ -450,6 +451,17 @@ def test_host_memory() -> None:
         machine.host_memory(HostConfig(size=Size(16 * GIB)), boxed, 0), "wrong", "8GiB of 64GiB free in this container"
     )
     assert_finding(machine.host_memory(HostConfig(), memory, GIB // 2), "warning", "512MiB (automatic)")
+
+
+def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
+    found = machine._memory(pod(tmp_path, 64 * GIB, used=14 * GIB))
+    assert found == Memory(total=64 * GIB, available=50 * GIB, container_room=50 * GIB)
+    assert_finding(
+        machine.host_memory(HostConfig(size=Size(100 * GIB)), found, 0),
+        "wrong",
+        "50GiB of 64GiB free in this container",
+        "below 50GiB",
+    )
 
 
 def test_huge_pages() -> None:

@@ -12,6 +12,12 @@ from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.base.usable_memory import (
+    available_memory,
+    container_limit,
+    container_room,
+    total_memory,
+)
 
 from .finding import Check, Finding, note, ok, warning, wrong
 
@@ -100,7 +106,7 @@ def _uring_remedy(reason: str, seccomp: bool) -> str:
 def host_memory(config: HostConfig, memory: Memory, automatic: int) -> Finding:
     """`automatic`: the size that is taken where none is configured, bytes."""
     free = min(memory.available, memory.container_room)
-    limit = " in this container" if memory.container_room < memory.available else ""
+    limit = " in this container" if memory.container_room <= memory.available else ""
     size = automatic if config.size is None else int(config.size)
     text = (
         f"host.size {format_size(size)}{' (automatic)' if config.size is None else ''}, "
@@ -189,17 +195,18 @@ def shared_memory(folder: Path, statvfs: Callable[[Path], os.statvfs_result] = o
     return ok(text)
 
 
-def _memory() -> Memory:
-    import psutil
-
-    from swift_tiers.sglang_ext.build.assembly import container_room
-
-    found = psutil.virtual_memory()
-    return Memory(found.total, found.available, container_room())
+def _memory(root: Path = Path("/")) -> Memory:
+    room, limit = container_room(root), container_limit(root)
+    total = total_memory(root) or 0
+    return Memory(
+        total if limit is None else min(total, limit),
+        available_memory(root) or 0,
+        float("inf") if room is None else room,
+    )
 
 
 def _automatic_size() -> int:
-    from swift_tiers.sglang_ext.build.assembly import automatic_host_size
+    from swift_tiers.sglang_ext.build.host_size import automatic_host_size
 
     return automatic_host_size()
 

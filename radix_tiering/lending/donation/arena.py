@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from ...base.errors import SwiftTiersError
-from ...base.memory import available_memory
+from ...base.usable_memory import available_memory
 
 #: F_SEAL_FUTURE_WRITE of linux/fcntl.h, which Python does not name yet: mappings made before it may write, later ones
 #: may not. Linux 5.1.

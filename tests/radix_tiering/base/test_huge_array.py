@@ -12,7 +12,6 @@ import pytest
 from swift_tiers.radix_tiering.base import memory
 from swift_tiers.radix_tiering.base.memory import (
     HUGE_PAGE_BYTES,
-    available_memory,
     collapse,
     huge_array,
     shared_array,
@@ -91,13 +90,6 @@ def test_too_much_is_a_memory_error_that_says_what_to_do() -> None:
         huge_array(1 << 60, available=lambda: None)
     with pytest.raises(ValueError, match="positive"):
         huge_array(0)
-
-
-def test_available_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
-    assert available_memory(meminfo) == 7 * 1024
-    assert available_memory(tmp_path / "missing") is None
 
 
 # ---- shared with others ----

@@ -1,0 +1,159 @@
+"""How much memory this process may use: of the machine's, and of that of every group of processes which it belongs to.
+
+The limit of a container, of a pod or of a service of systemd (`MemoryMax=`) is that of such a group (cgroup), or of one
+above it, and the kernel kills whoever goes beyond, however much the machine has free. In `/proc/meminfo` there is
+nothing of that. Groups are directories of files; where they lie, and which this process is in, differs by the version
+of cgroups, and by whether a container sees its own group alone.
+
+`root` is the root of the file system in which /proc and /sys are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+_ROOT = Path("/")
+#: From here on a limit is none: version 1 has a number of pages for that, version 2 the word "max".
+_UNLIMITED = 1 << 60
+
+
+class MemoryLimit(NamedTuple):
+    """What a group of processes may use, of which this process is one, bytes."""
+
+    limit: int
+    used: int  # by all processes of the group
+
+    @property
+    def room(self) -> int:
+        """What they may still use."""
+        return max(0, self.limit - self.used)
+
+
+class _CgroupFiles(NamedTuple):
+    """What a version of cgroups calls the files of a group's memory, and where it usually lies."""
+
+    limit: str
+    used: str
+    usual: tuple[str, ...]
+
+
+_VERSION_1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("/sys/fs/cgroup/memory",))
+_VERSION_2 = _CgroupFiles("memory.max", "memory.current", ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))
+
+
+class _CgroupMount(NamedTuple):
+    """A place where groups are seen."""
+
+    files: _CgroupFiles
+    top: PurePosixPath  # the group that lies there
+    point: PurePosixPath
+
+
+def available_memory(root: Path = _ROOT) -> int | None:
+    """Bytes that this process can have without swapping, by the kernel's own estimate, and without going beyond a
+    limit; None where the kernel does not say."""
+    rooms = [found for found in (_meminfo(root, "MemAvailable"), container_room(root)) if found is not None]
+    return min(rooms, default=None)
+
+
+def total_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of memory that the machine has; None where the kernel does not say."""
+    return _meminfo(root, "MemTotal")
+
+
+def container_limit(root: Path = _ROOT) -> int | None:
+    """The lowest limit that this process is under, bytes; None: it is under none."""
+    return min((found.limit for found in memory_limits(root)), default=None)
+
+
+def container_room(root: Path = _ROOT) -> int | None:
+    """What this process may use until it meets the first of its limits, bytes; None: it is under none."""
+    return min((found.room for found in memory_limits(root)), default=None)
+
+
+def memory_limits(root: Path = _ROOT) -> list[MemoryLimit]:
+    """The limits of this process's group and of all above it that are seen from here."""
+    found = (_limit_of(files, directory) for files, directory in _directories(root))
+    return [limit for limit in found if limit is not None]
+
+
+def _meminfo(root: Path, name: str) -> int | None:
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _limit_of(files: _CgroupFiles, directory: Path) -> MemoryLimit | None:
+    """None where this group has none, or is not seen from here."""
+    limit = _number(directory / files.limit)
+    if limit is None or limit >= _UNLIMITED:
+        return None
+    return MemoryLimit(limit, _number(directory / files.used) or 0)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None  # no such file, or "max"
+
+
+def _directories(root: Path) -> Iterator[tuple[_CgroupFiles, Path]]:
+    """Those of this process's group and of all groups above it; some of them may not be there."""
+    mounts = list(_mounts(root))
+    for files, group in _own_groups(root):
+        places = [mount for mount in mounts if mount.files is files]
+        places = places or [_CgroupMount(files, PurePosixPath("/"), PurePosixPath(usual)) for usual in files.usual]
+        above = [mount for mount in places if ".." not in group.parts and group.is_relative_to(mount.top)]
+        for mount in above:
+            below = mount.point / group.relative_to(mount.top)
+            for directory in (below, *below.parents):
+                yield files, root / directory.relative_to("/")
+                if directory == mount.point:
+                    break
+        if not above:  # the group is named as it is seen from elsewhere: what lies at the top is the container's
+            yield from ((files, root / mount.point.relative_to("/")) for mount in places)
+
+
+def _own_groups(root: Path) -> Iterator[tuple[_CgroupFiles, PurePosixPath]]:
+    """The groups that this process is in, by the name that the kernel gives them."""
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            yield _VERSION_2, PurePosixPath(path)
+        elif "memory" in controllers.split(","):
+            yield _VERSION_1, PurePosixPath(path)
+
+
+def _mounts(root: Path) -> Iterator[_CgroupMount]:
+    """Where groups that have a say about memory are mounted, as proc(5) has it."""
+    for line in _lines(root / "proc/self/mountinfo"):
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.partition(" ")
+        if kind == "cgroup2":
+            files = _VERSION_2
+        elif kind == "cgroup" and "memory" in options.rpartition(" ")[2].split(","):
+            files = _VERSION_1
+        else:
+            continue
+        top, point = (PurePosixPath(_unescaped(field)) for field in left.split(" ")[3:5])
+        yield _CgroupMount(files, top, point)
+
+
+def _unescaped(field: str) -> str:
+    """Spaces in the names of mountinfo are octal."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

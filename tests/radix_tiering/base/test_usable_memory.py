@@ -1,0 +1,155 @@
+"""What memory this process may use: of the machine, and by the limits of its groups."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.radix_tiering.base.memory import huge_array
+from swift_tiers.radix_tiering.base.usable_memory import (
+    MemoryLimit,
+    available_memory,
+    container_limit,
+    container_room,
+    memory_limits,
+    total_memory,
+)
+from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
+
+from support.cgroups import GIB, MOUNT_1, MOUNT_2, MachineTree, pod
+
+UNLIMITED_1 = 9223372036854771712
+SLICE = "/system.slice/swift.service"
+
+
+def test_without_limits_it_is_what_the_kernel_says(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
+    assert available_memory(tmp_path) == 7 * 1024
+    assert total_memory(tmp_path) == 10 * 1024
+    assert container_limit(tmp_path) is None
+    assert container_room(tmp_path) is None
+    assert available_memory(tmp_path / "missing") is None
+    assert total_memory(tmp_path / "missing") is None
+
+
+def test_on_this_machine_there_is_some() -> None:
+    available, total = available_memory(), total_memory()
+    assert available is not None
+    assert total is not None
+    assert 0 < available <= total
+
+
+def container_2(tree: MachineTree) -> None:
+    """Its own group is all that it sees."""
+    tree.process("0::/", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup", 64 * GIB, 10 * GIB)
+
+
+def container_2_on_the_hosts_namespace(tree: MachineTree) -> None:
+    tree.process("0::/docker/1f", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup/docker/1f", 64 * GIB, 10 * GIB)
+
+
+def container_2_that_is_mounted_alone(tree: MachineTree) -> None:
+    tree.process("0::/docker/1f", MOUNT_2.format(top="/docker/1f", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup", 64 * GIB, 10 * GIB)
+
+
+def container_2_named_from_elsewhere(tree: MachineTree) -> None:
+    tree.process("0::/../2e", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup", 64 * GIB, 10 * GIB)
+
+
+def service_of_systemd(tree: MachineTree) -> None:
+    tree.process(f"0::{SLICE}", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup/system.slice", "max", 90 * GIB)
+    tree.limit_2(f"/sys/fs/cgroup{SLICE}", 64 * GIB, 10 * GIB)
+
+
+def slice_above_a_service(tree: MachineTree) -> None:
+    tree.process(f"0::{SLICE}", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup/system.slice", 64 * GIB, 10 * GIB)
+    tree.limit_2(f"/sys/fs/cgroup{SLICE}", 80 * GIB, 5 * GIB)
+
+
+def container_1(tree: MachineTree) -> None:
+    tree.process("4:cpu:/\n3:memory:/\n0::/", MOUNT_1.format(top="/", point="/sys/fs/cgroup/memory"))
+    tree.limit_1("/sys/fs/cgroup/memory", 64 * GIB, 10 * GIB)
+
+
+def pod_1_on_the_hosts_namespace(tree: MachineTree) -> None:
+    group = "/kubepods/burstable/pod7/1f"
+    tree.process(f"3:hugetlb,memory:{group}", MOUNT_1.format(top=group, point="/sys/fs/cgroup/memory"))
+    tree.limit_1("/sys/fs/cgroup/memory", 64 * GIB, 10 * GIB)
+
+
+def hybrid(tree: MachineTree) -> None:
+    """Version 2 is there, without a say about memory."""
+    mounts = (
+        MOUNT_1.format(top="/", point="/sys/fs/cgroup/memory"),
+        MOUNT_2.format(top="/", point="/sys/fs/cgroup/unified"),
+    )
+    tree.process("3:memory:/a/b\n0::/", *mounts)
+    tree.limit_1("/sys/fs/cgroup/memory", UNLIMITED_1, 90 * GIB)
+    tree.limit_1("/sys/fs/cgroup/memory/a", 64 * GIB, 10 * GIB)
+    tree.limit_1("/sys/fs/cgroup/memory/a/b", UNLIMITED_1, 5 * GIB)
+
+
+def unusual_place(tree: MachineTree) -> None:
+    tree.process("0::/", MOUNT_2.format(top="/", point="/mnt/my\\040groups"))
+    tree.limit_2("/mnt/my groups", 64 * GIB, 10 * GIB)
+
+
+def without_mountinfo(tree: MachineTree) -> None:
+    tree.process("0::/a")
+    tree.limit_2("/sys/fs/cgroup/a", 64 * GIB, 10 * GIB)
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        container_2,
+        container_2_on_the_hosts_namespace,
+        container_2_that_is_mounted_alone,
+        container_2_named_from_elsewhere,
+        service_of_systemd,
+        slice_above_a_service,
+        container_1,
+        pod_1_on_the_hosts_namespace,
+        hybrid,
+        unusual_place,
+        without_mountinfo,
+    ],
+)
+def test_every_limit_is_found_wherever_it_lies(scene, tmp_path: Path) -> None:
+    scene(MachineTree(tmp_path))
+    assert container_limit(tmp_path) == 64 * GIB
+    assert container_room(tmp_path) == 54 * GIB
+    assert available_memory(tmp_path) == 54 * GIB
+    assert MemoryLimit(64 * GIB, 10 * GIB) in memory_limits(tmp_path)
+    assert total_memory(tmp_path) == 512 * GIB
+
+
+def test_the_machine_may_have_less_than_a_limit_allows(tmp_path: Path) -> None:
+    container_2(MachineTree(tmp_path, available=20 * GIB))
+    assert available_memory(tmp_path) == 20 * GIB
+
+
+def test_a_group_that_uses_more_than_it_may_has_no_room(tmp_path: Path) -> None:
+    tree = MachineTree(tmp_path)
+    container_2(tree)
+    tree.limit_2("/sys/fs/cgroup", 4 * GIB, 10 * GIB)
+    assert available_memory(tmp_path) == 0
+
+
+def test_large_buffers_and_what_is_lent_ask_for_it(tmp_path: Path) -> None:
+    """By default, that is."""
+    available = partial(available_memory, pod(tmp_path, 4 << 20))
+    with pytest.raises(MemoryError, match="4194305 bytes of host memory asked for, 4194304 available"):
+        huge_array((4 << 20) + 1, available=available)
+    for asks in (huge_array, SharedArena):
+        assert inspect.signature(asks).parameters["available"].default is available_memory

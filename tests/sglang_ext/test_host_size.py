@@ -1,0 +1,81 @@
+"""How large the host tier becomes, and which sizes are refused, before the model is loaded and after."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.radix_tiering.base.config import HostConfig, TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.sglang_ext.build import assembly
+from swift_tiers.sglang_ext.build.host_size import automatic_host_size, check_host_size, rank_host_size
+
+from support.cgroups import GIB, MachineTree, pod
+
+PAGE = 2 << 20
+
+
+def of(size: int) -> HostConfig:
+    return HostConfig(size=Size(size))
+
+
+def test_more_than_the_container_may_use_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the machine has."""
+    root = pod(tmp_path, 64 * GIB)
+    monkeypatch.setattr(assembly, "check_host_size", partial(check_host_size, root=root))
+    with pytest.raises(
+        ConfigError, match=r"^host.size: 100GiB is more than the 64GiB .* container .*; make it smaller"
+    ):
+        assembly.check_machine(TiersConfig(host=of(100 * GIB)), ranks=2)
+    assembly.check_machine(TiersConfig(host=of(60 * GIB)), ranks=2)
+
+
+def test_more_than_the_machine_has_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    root = MachineTree(tmp_path).root
+    with pytest.raises(ConfigError, match=r"^host.size: 600GiB is more than this machine's 512GiB; make it smaller"):
+        check_host_size(of(600 * GIB), root)
+    check_host_size(of(500 * GIB), root)
+    check_host_size(HostConfig(), root)
+
+
+def test_more_than_is_free_in_the_container_is_refused(tmp_path: Path) -> None:
+    """By the time that it is taken."""
+    root = pod(tmp_path, 64 * GIB, used=44 * GIB)
+    with pytest.raises(
+        ConfigError, match=r"^host.size: 25GiB .* 20GiB that are free in this container; make it smaller"
+    ):
+        rank_host_size(of(50 * GIB), 2, PAGE, root)
+    assert rank_host_size(of(40 * GIB), 2, PAGE, root) == 20 * GIB
+
+
+def test_more_than_is_free_on_the_machine_is_refused(tmp_path: Path) -> None:
+    root = MachineTree(tmp_path, available=20 * GIB).root
+    with pytest.raises(ConfigError, match=r"^host.size: 25GiB .* 20GiB that are free; make it smaller"):
+        rank_host_size(of(50 * GIB), 2, PAGE, root)
+
+
+def test_without_a_size_it_is_a_share_of_what_is_free_in_the_container(tmp_path: Path) -> None:
+    root = pod(tmp_path, 64 * GIB, used=14 * GIB)
+    assert automatic_host_size(root) == 20 * GIB
+    assert rank_host_size(HostConfig(), 2, PAGE, root) == 10 * GIB
+
+
+def test_a_size_that_holds_no_page_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^host.size: 1MiB for each rank holds no page of 2MiB; make it larger"):
+        rank_host_size(of(2 << 20), 2, PAGE, MachineTree(tmp_path).root)
+
+
+def test_a_stack_is_made_of_that_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.engine import namespace
+
+    def refuse(*_):
+        raise ConfigError("asked")
+
+    monkeypatch.setattr(assembly, "rank_host_size", refuse)
+    with pytest.raises(ConfigError, match="asked"):
+        assembly.open_stack(namespace(), TiersConfig(), assembly.Rank(0, 1, 0, 1))
