@@ -24,7 +24,7 @@ class MemoryLimit(NamedTuple):
     """What a group of processes may use, of which this process is one, bytes."""
 
     limit: int
-    used: int  # by all processes of the group
+    used: int  # by all processes of the group, without what the kernel takes back before it refuses memory
 
     @property
     def room(self) -> int:
@@ -37,11 +37,22 @@ class _CgroupFiles(NamedTuple):
 
     limit: str
     used: str
+    cache: tuple[str, ...]  # lines of `memory.stat`
     usual: tuple[str, ...]
 
 
-_VERSION_1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("/sys/fs/cgroup/memory",))
-_VERSION_2 = _CgroupFiles("memory.max", "memory.current", ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))
+_VERSION_1 = _CgroupFiles(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+    ("/sys/fs/cgroup/memory",),
+)
+_VERSION_2 = _CgroupFiles(
+    "memory.max",
+    "memory.current",
+    ("active_file", "inactive_file"),
+    ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
+)
 
 
 class _CgroupMount(NamedTuple):
@@ -95,7 +106,15 @@ def _limit_of(files: _CgroupFiles, directory: Path) -> MemoryLimit | None:
     limit = _number(directory / files.limit)
     if limit is None or limit >= _UNLIMITED:
         return None
-    return MemoryLimit(limit, _number(directory / files.used) or 0)
+    used = _number(directory / files.used) or 0
+    # What was read of files, as weights are, counts as used, but makes room for whoever needs it.
+    return MemoryLimit(limit, max(0, used - _cached(directory / "memory.stat", files.cache)))
+
+
+def _cached(file: Path, names: tuple[str, ...]) -> int:
+    """Bytes of files that are kept in memory, of tmpfs none: those stay."""
+    figures = (line.split(" ") for line in _lines(file))
+    return sum(int(figure[1]) for figure in figures if figure[0] in names)
 
 
 def _number(file: Path) -> int | None:

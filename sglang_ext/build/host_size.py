@@ -48,9 +48,7 @@ def rank_host_size(config: HostConfig, ranks: int, page_bytes: int, root: Path =
     or is more than there is."""
     size = (config.size if config.size is not None else automatic_host_size(root)) // ranks
     if size < page_bytes:
-        raise ConfigError(
-            f"host.size: {format_size(size)} for each rank holds no page of {format_size(page_bytes)}; make it larger"
-        )
+        raise ConfigError(_no_page(config, size, page_bytes, root))
     free = available_memory(root)
     if free is not None and size > free:
         here = " in this container" if free == container_room(root) else ""
@@ -59,3 +57,18 @@ def rank_host_size(config: HostConfig, ranks: int, page_bytes: int, root: Path =
             "make it smaller, or end what uses the memory"
         )
     return size
+
+
+def _no_page(config: HostConfig, size: int, page_bytes: int, root: Path) -> str:
+    """What to say where a rank's part holds no page."""
+    found = f"{format_size(size)} for each rank holds no page of {format_size(page_bytes)}"
+    if config.size is not None:
+        return f"host.size: {found}; make it larger"
+    free, limit, room = available_memory(root) or 0, container_limit(root), container_room(root)
+    share = f"host memory: {AUTOMATIC_HOST_SHARE:.0%} of the {format_size(free)} that are free"
+    if limit is None or room != free:
+        return f"{share} is too little: {found}; end what uses the memory"
+    return (
+        f"{share} of the {format_size(limit)} that this container may use is too little: {found}; "
+        "raise the container's limit of memory, or set host.size"
+    )

@@ -146,6 +146,26 @@ def test_a_group_that_uses_more_than_it_may_has_no_room(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 0
 
 
+def test_files_that_were_read_take_nothing_away(tmp_path: Path) -> None:
+    """Weights above all; what is cached of files makes room by itself."""
+    for number in (1, 2):
+        root = tmp_path / str(number)
+        tree = MachineTree(root)
+        (container_1, container_2)[number - 1](tree)
+        place = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")[number - 1]
+        (tree.limit_1, tree.limit_2)[number - 1](place, 64 * GIB, 63 * GIB, cached=60 * GIB)
+        assert memory_limits(root) == [MemoryLimit(64 * GIB, 3 * GIB)]
+        assert available_memory(root) == 61 * GIB
+
+
+def test_more_cached_than_used_is_nothing_used(tmp_path: Path) -> None:
+    """The two are not read at the same time."""
+    tree = MachineTree(tmp_path)
+    container_2(tree)
+    tree.limit_2("/sys/fs/cgroup", 64 * GIB, 10 * GIB, cached=11 * GIB)
+    assert container_room(tmp_path) == 64 * GIB
+
+
 def test_large_buffers_and_what_is_lent_ask_for_it(tmp_path: Path) -> None:
     """By default, that is."""
     available = partial(available_memory, pod(tmp_path, 4 << 20))
