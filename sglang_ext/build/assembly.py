@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,6 @@ from swift_tiers.kernels.cuda_runtime import cuda_runtime
 from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.base.memory import huge_array
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry, page_digest
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.base.units import format_size
@@ -36,6 +36,7 @@ from ..pools.device_pool import DevicePool
 from ..pools.landing import open_direct, open_landing, wanted_kvikio
 from .hardware import hardware_name
 from .host_size import check_host_size, rank_host_size
+from .memory_turn import MemoryTurn
 from .remote_side import open_remote, read_salt, shared_scope
 
 if TYPE_CHECKING:
@@ -179,8 +180,11 @@ def open_stack(
     `kvikio`: from the devices too. `scope`: see `shared_scope`. `machines`: over which the ranks are spread.
     `copies_beside`: see `HostConfig.verifies`."""
     geometry = namespace.geometry
-    size = rank_host_size(config.host, rank.here(machines), geometry.stride_bytes)
-    host = HostTier(geometry, size, allocate=host_memory)
+    here = rank.here(machines)
+    with MemoryTurn(config.bus.directory, server_start(config), here) as turn:
+        size = turn.size(partial(rank_host_size, config.host, here, geometry.stride_bytes))
+        host = HostTier(geometry, size)
+    lock_pages(host.slab)
     ssd = open_ssd(config.ssd, rank, machines)
     logger.info(
         "swift-tiers: host tier of %s (%d pages of %s%s)%s, namespace %s",
@@ -240,14 +244,18 @@ def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:
     return LiveCosts(profile.costs if profile is not None else None)
 
 
-def host_memory(size: int) -> Any:
-    """Huge pages, pinned where there is an accelerator that copies from them."""
-    array = huge_array(size)
+def lock_pages(array: np.ndarray) -> None:
+    """Pin memory where there is an accelerator that copies from it."""
     if torch.version.cuda is not None and torch.cuda.is_available():
         error = cuda_runtime().page_lock(array.ctypes.data, array.nbytes)
         if error:
             logger.warning("swift-tiers: host memory cannot be pinned (CUDA error %d): copies are slower", error)
-    return array
+
+
+def server_start(config: TiersConfig) -> str:
+    """What all ranks of one start of a server have in common, and no other server's have."""
+    # One that is started anew with another size must not find what was noted for the old one.
+    return f"{config.bus.server or os.getpid()} {config.host.size}"
 
 
 def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None:

@@ -38,20 +38,27 @@ def check_host_size(config: HostConfig, root: Path = _ROOT) -> None:
         )
 
 
-def automatic_host_size(root: Path = _ROOT) -> int:
+def free_memory(others: int = 0, root: Path = _ROOT) -> int | None:
+    """Bytes that are free now, without those that other servers are about to take; None where the kernel does not
+    say."""
+    available = available_memory(root)
+    return None if available is None else max(0, available - others)
+
+
+def automatic_host_size(others: int = 0, root: Path = _ROOT) -> int:
     """The host tier's size when none is configured, for the whole server: a share of what is free now, bytes."""
-    return int((available_memory(root) or 0) * AUTOMATIC_HOST_SHARE)
+    return int((free_memory(others, root) or 0) * AUTOMATIC_HOST_SHARE)
 
 
-def rank_host_size(config: HostConfig, ranks: int, page_bytes: int, root: Path = _ROOT) -> int:
-    """The host tier's size of each of so many ranks on this machine, bytes. Raises ConfigError where it holds no page,
-    or is more than there is."""
-    size = (config.size if config.size is not None else automatic_host_size(root)) // ranks
+def rank_host_size(config: HostConfig, ranks: int, page_bytes: int, others: int = 0, root: Path = _ROOT) -> int:
+    """The host tier's size of each of so many ranks on this machine, bytes, where so many bytes of what is free are
+    `others`'. Raises ConfigError where it holds no page, or is more than there is."""
+    size = (config.size if config.size is not None else automatic_host_size(others, root)) // ranks
     if size < page_bytes:
-        raise ConfigError(_no_page(config, size, page_bytes, root))
-    free = available_memory(root)
+        raise ConfigError(_no_page(config, size, page_bytes, others, root))
+    free = free_memory(others, root)
     if free is not None and size > free:
-        here = " in this container" if free == container_room(root) else ""
+        here = " in this container" if available_memory(root) == container_room(root) else ""
         raise ConfigError(
             f"host.size: {format_size(size)} for each rank is more than the {format_size(free)} that are free{here}; "
             "make it smaller, or end what uses the memory"
@@ -59,14 +66,14 @@ def rank_host_size(config: HostConfig, ranks: int, page_bytes: int, root: Path =
     return size
 
 
-def _no_page(config: HostConfig, size: int, page_bytes: int, root: Path) -> str:
+def _no_page(config: HostConfig, size: int, page_bytes: int, others: int, root: Path) -> str:
     """What to say where a rank's part holds no page."""
     found = f"{format_size(size)} for each rank holds no page of {format_size(page_bytes)}"
     if config.size is not None:
         return f"host.size: {found}; make it larger"
-    free, limit, room = available_memory(root) or 0, container_limit(root), container_room(root)
+    free, limit = free_memory(others, root) or 0, container_limit(root)
     share = f"host memory: {AUTOMATIC_HOST_SHARE:.0%} of the {format_size(free)} that are free"
-    if limit is None or room != free:
+    if limit is None or available_memory(root) != container_room(root):
         return f"{share} is too little: {found}; end what uses the memory"
     return (
         f"{share} of the {format_size(limit)} that this container may use is too little: {found}; "

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from swift_tiers.kernels.copy_queue import CudaAccelerator
+from swift_tiers.radix_tiering.base.memory import huge_array
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.sglang_ext.build.assembly import host_memory
+from swift_tiers.sglang_ext.build.assembly import lock_pages
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 
@@ -43,7 +44,9 @@ def test_pages_go_out_and_come_back_and_nothing_is_compiled_meanwhile(locked: bo
     accelerator = CudaAccelerator(device)
     pool = AcceleratorPool(layers, PAGE, accelerator)
     stride = pool.geometry.stride_bytes
-    slab = host_memory(64 * stride).reshape(64, stride) if locked else np.zeros((64, stride), np.uint8)
+    slab = huge_array(64 * stride).reshape(64, stride) if locked else np.zeros((64, stride), np.uint8)
+    if locked:
+        lock_pages(slab)
     landing = Landing(accelerator, pool.geometry.page_bytes, 9 * 2**16)
     pool.landing = landing.memory
     pool.prepare(slab)

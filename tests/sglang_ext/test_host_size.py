@@ -49,37 +49,37 @@ def test_more_than_is_free_in_the_container_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^host.size: 25GiB .* 20GiB that are free in this container; make it smaller"
     ):
-        rank_host_size(of(50 * GIB), 2, PAGE, root)
-    assert rank_host_size(of(40 * GIB), 2, PAGE, root) == 20 * GIB
+        rank_host_size(of(50 * GIB), 2, PAGE, root=root)
+    assert rank_host_size(of(40 * GIB), 2, PAGE, root=root) == 20 * GIB
 
 
 def test_more_than_is_free_on_the_machine_is_refused(tmp_path: Path) -> None:
     root = MachineTree(tmp_path, available=20 * GIB).root
     with pytest.raises(ConfigError, match=r"^host.size: 25GiB .* 20GiB that are free; make it smaller"):
-        rank_host_size(of(50 * GIB), 2, PAGE, root)
+        rank_host_size(of(50 * GIB), 2, PAGE, root=root)
 
 
 def test_without_a_size_it_is_a_share_of_what_is_free_in_the_container(tmp_path: Path) -> None:
     root = pod(tmp_path, 64 * GIB, used=14 * GIB)
-    assert automatic_host_size(root) == 20 * GIB
-    assert rank_host_size(HostConfig(), 2, PAGE, root) == 10 * GIB
+    assert automatic_host_size(root=root) == 20 * GIB
+    assert rank_host_size(HostConfig(), 2, PAGE, root=root) == 10 * GIB
 
 
 def test_a_size_that_holds_no_page_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^host.size: 1MiB for each rank holds no page of 2MiB; make it larger"):
-        rank_host_size(of(2 << 20), 2, PAGE, MachineTree(tmp_path).root)
+        rank_host_size(of(2 << 20), 2, PAGE, root=MachineTree(tmp_path).root)
 
 
 def test_weights_that_were_read_leave_room(tmp_path: Path) -> None:
     root = pod(tmp_path, 64 * GIB, used=63 * GIB, cached=49 * GIB)
-    assert automatic_host_size(root) == 20 * GIB
-    assert rank_host_size(of(40 * GIB), 1, PAGE, root) == 40 * GIB
+    assert automatic_host_size(root=root) == 20 * GIB
+    assert rank_host_size(of(40 * GIB), 1, PAGE, root=root) == 40 * GIB
 
 
 def test_a_container_that_is_full_is_named_where_no_size_was_set(tmp_path: Path) -> None:
     root = pod(tmp_path, 64 * GIB, used=64 * GIB - (8 << 20))
     with pytest.raises(ConfigError) as refused:
-        rank_host_size(HostConfig(), 2, PAGE, root)
+        rank_host_size(HostConfig(), 2, PAGE, root=root)
     assert str(refused.value) == (
         "host memory: 40% of the 8MiB that are free of the 64GiB that this container may use is too little: "
         "1.6MiB for each rank holds no page of 2MiB; raise the container's limit of memory, or set host.size"
@@ -89,7 +89,7 @@ def test_a_container_that_is_full_is_named_where_no_size_was_set(tmp_path: Path)
 def test_a_machine_that_is_full_is_named_where_no_size_was_set(tmp_path: Path) -> None:
     root = MachineTree(tmp_path, available=8 << 20).root
     with pytest.raises(ConfigError, match=r"40% of the 8MiB that are free is too little.*; end what uses the memory"):
-        rank_host_size(HostConfig(), 2, PAGE, root)
+        rank_host_size(HostConfig(), 2, PAGE, root=root)
 
 
 def test_a_stack_is_made_of_that_size(monkeypatch: pytest.MonkeyPatch) -> None:
