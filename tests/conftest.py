@@ -54,6 +54,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = 0
 
 
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is a user's whom the list of users does not know, and no variable says where its home is."""
+    unknown = 4_100_000_000
+    monkeypatch.setattr(os, "getuid", lambda: unknown)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RuntimeError):
+        Path.home()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_outlives_its_file() -> Iterator[None]:
     """What tests of a file have made by `support.engine` and left open is closed with it; what they have begun

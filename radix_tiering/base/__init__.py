@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errand_thread import ErrandThread
     from .errors import BusError, ConfigError, FormatError, NotHeldError, StripeSetBusyError, SwiftTiersError
     from .events import Event, EventLog
+    from .home import user_cache
     from .memory import huge_array
     from .page import (
         BLOCK_BYTES,
@@ -105,4 +106,5 @@ __all__ = [
     "read_source",
     "round_up",
     "total_memory",
+    "user_cache",
 ]

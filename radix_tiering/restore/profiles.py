@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from ..base.errors import ConfigError
+from ..base.home import user_cache
 from ..base.page import Namespace
 from .cost import CostModel
 from .fitting import ComputeSample, LoadSample, Residuals
@@ -79,21 +80,27 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def profile_directory() -> Path:
-    """Where profiles are looked for: `$XDG_CACHE_HOME/swift-tiers/profiles`."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "swift-tiers" / "profiles"
+def profile_directory() -> Path | None:
+    """Where profiles are looked for: `$XDG_CACHE_HOME/swift-tiers/profiles`; None: nowhere, see `user_cache`."""
+    return user_cache("profiles")
 
 
 def profile_path(model: ModelIdentity, hardware: str, directory: Path | None = None) -> Path:
-    """The file of one model on one kind of machine, whether it is there or not."""
+    """The file of one model on one kind of machine, whether it is there or not. Raises ProfileError where there is no
+    directory."""
+    directory = directory or profile_directory()
+    if directory is None:
+        raise ProfileError("profile: this user has no home directory to keep it in; set XDG_CACHE_HOME, or name --out")
     digest = xxhash.xxh3_64_hexdigest(msgspec.json.encode([model, hardware], order="sorted"))
     words = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")[:64]
-    return (directory or profile_directory()) / f"{words}-{digest}.json"
+    return directory / f"{words}-{digest}.json"
 
 
 def find_profile(model: ModelIdentity, hardware: str, directory: Path | None = None) -> Profile | None:
     """The profile of this model on this kind of machine; None if there is none. Raises ProfileError."""
+    directory = directory or profile_directory()
+    if directory is None:
+        return None
     path = profile_path(model, hardware, directory)
     return load_profile(path, model, hardware) if path.exists() else None
 

@@ -21,6 +21,7 @@ import msgspec
 import xxhash
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.home import user_cache
 from swift_tiers.radix_tiering.base.private_directory import open_private_directory
 
 logger = logging.getLogger(__name__)
@@ -141,10 +142,14 @@ class ContentNames:
             return None
 
 
-def cache_directory() -> Path:
-    """Where this user's servers remember content names."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "swift-tiers" / "content-names"
+def cache_directory() -> Path | None:
+    """Where this user's servers remember content names; None: nowhere, which the log says."""
+    directory = user_cache("content-names")
+    if directory is None:
+        logger.warning(
+            "swift-tiers: weights are read at every start: this user has no home directory; set XDG_CACHE_HOME"
+        )
+    return directory
 
 
 def hub_name(path: Path) -> str | None:

@@ -59,6 +59,11 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert_finding(found["remote engine"], "wrong", "a second rank does not find", "remote.options")
 
 
+def test_who_has_no_home_has_no_profile_to_compare_with(homeless: None) -> None:
+    (found,) = remote.against_recomputing(1e9)
+    assert_finding(found, "note", "not known", "swift-tiers profile")
+
+
 def test_how_it_compares_with_recomputing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (found,) = remote.against_recomputing(1e9)

@@ -336,6 +336,14 @@ def test_mistakes_are_errors_in_one_line(
     assert named in error
 
 
+def test_who_has_no_home_has_to_say_where(model: Path, homeless: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is measured."""
+    code, out, error = run_command(capsys, "profile", "--model-path", str(model))
+    assert (code, out) == (2, "")
+    assert error.count("\n") == 1
+    assert "--out: this user has no home directory" in error
+
+
 def test_a_model_of_short_prompts_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(content | {"max_position_embeddings": 1024}))

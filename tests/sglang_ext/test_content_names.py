@@ -34,6 +34,16 @@ def names_in(directory: Path | None, clock: float = LATER) -> ContentNames:
     return ContentNames(directory, clock=lambda: clock)
 
 
+def test_who_has_no_home_reads_weights_at_every_start(
+    homeless: None, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert content_names.cache_directory() is None
+    assert "set XDG_CACHE_HOME" in caplog.text
+    names = ContentNames(content_names.cache_directory())
+    assert [names.of(path) for _ in range(2)] == [sha256(path)] * 2
+    assert names.bytes_read == 2 * path.stat().st_size
+
+
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

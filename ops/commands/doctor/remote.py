@@ -99,7 +99,9 @@ def _another(other: WaitedEngine, engine: WaitedEngine, stride: int) -> Finding:
 
 def against_recomputing(bytes_per_second: float, name: str | None = None) -> Iterator[Finding]:
     """How that compares with computing the same KV, by the profiles of this machine; `name`: `restore.profile`."""
-    paths = [Path(name)] if name is not None else sorted(profile_directory().glob("*.json"))
+    directory = profile_directory()
+    found = [] if directory is None else sorted(directory.glob("*.json"))
+    paths = found if name is None else [Path(name)]
     known = 0
     for path in paths:
         try:

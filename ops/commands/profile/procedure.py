@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
 from swift_tiers.radix_tiering.restore.plan import crossover
-from swift_tiers.radix_tiering.restore.profiles import Profile, profile_path, save_profile
+from swift_tiers.radix_tiering.restore.profiles import Profile, profile_directory, profile_path, save_profile
 
 from ...base.errors import USAGE, CommandError
 from ...base.interruptible import terminable
@@ -42,6 +42,8 @@ def run_profile(options: argparse.Namespace) -> int:
         raise CommandError(f"--seconds: {options.seconds:g} is not between 1 and 3600", USAGE)
     if options.out is not None and not options.out.resolve().parent.is_dir():
         raise CommandError(f"--out: {options.out.parent} is not a directory; make it, or name another", USAGE)
+    if options.out is None and profile_directory() is None:
+        raise CommandError("--out: this user has no home directory to keep the profile in; name a file", USAGE)
     with terminable(), prepare(options.model_path, options.swift_tiers_config, options.server_arguments) as setting:
         profile, left_out = _measure(setting, options)
     path = options.out or profile_path(profile.model, profile.hardware)

@@ -92,6 +92,14 @@ def test_the_directory_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert profile_directory() == tmp_path / ".cache" / "swift-tiers" / "profiles"
 
 
+def test_who_has_no_home_has_no_profile(homeless: None) -> None:
+    """And the server goes on without one; only who makes one has to say where."""
+    assert profile_directory() is None
+    assert find_profile(MODEL, HARDWARE) is None
+    with pytest.raises(ProfileError, match=r"no home directory.*XDG_CACHE_HOME"):
+        profile_path(MODEL, HARDWARE)
+
+
 @pytest.mark.parametrize(
     "change", [{"dtype": "torch.bfloat16"}, {"tensor_size": 1}, {"page_tokens": 32}, {"model": "0"}, {"page_bytes": 1}]
 )
