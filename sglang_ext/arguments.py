@@ -28,6 +28,7 @@ from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
 from .build.assembly import Rank, check_donor, check_machine
+from .build.lease_directory import check_lease_directory
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import check_capability, check_model, check_modes, check_speculation, check_windows
 
@@ -245,6 +246,7 @@ def _check(view: Any) -> None:
         )
     check_machine(config, ranks=Rank(0, view.tp_size, 0, view.dp_size).here(view.nnodes))
     check_donor(config, memory_saver=view.enable_memory_saver)
+    check_lease_directory(config)
     if config.bus.enabled:
         from swift_tiers.radix_tiering.bus.redis.connection import check
 

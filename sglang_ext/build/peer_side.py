@@ -15,7 +15,6 @@ from swift_tiers.radix_tiering.base.bounds import donation_bounds
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.redis.redis_server import socket_path
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
@@ -34,6 +33,7 @@ from ..pools.device_pool import DevicePool
 from ..pools.gpu_memory import gpu_memory
 from ..pools.shared_pool import LentKVPool
 from .donation import Donation
+from .lease_directory import lease_directory
 from .least import least
 
 logger = logging.getLogger(__name__)
@@ -209,10 +209,3 @@ class PeerSide:
 def all_made(made: bool, cache: Any) -> bool:
     """Whether every rank has made its part. To be called by all of them."""
     return bool(least([[int(made)]], cache._all_reduce_attn_groups)[0][0])
-
-
-def lease_directory(config: TiersConfig) -> Path:
-    """Where the sockets of this server's leases lie."""
-    if config.peer.directory is not None:
-        return Path(config.peer.directory).expanduser().absolute()
-    return socket_path(config.bus.directory).parent

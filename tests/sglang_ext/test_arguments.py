@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import stat
 
 import pytest
 
@@ -112,6 +113,11 @@ def test_command_lines(model, tmp_path):
     (squatted / "swift-tiers").mkdir(parents=True)
     (squatted / "swift-tiers").chmod(0o777)
     donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
+
+    def leases(directory, donate=True):
+        peer = {"donate": donate, "borrow": True, "directory": str(directory)}
+        return ["--swift-tiers-config", json.dumps({"peer": peer})]
+
     accepted = {
         "off": base,
         "on": ours,
@@ -121,6 +127,8 @@ def test_command_lines(model, tmp_path):
         "no bus": [*ours, *bus(enabled=False, url="redis://x", password_file=str(tmp_path / "missing"))],
         "named": [*ours, *bus(server="alpha")],
         "donor": [*ours, *donor, "--dp-size", "2"],
+        "leases": [*ours, *leases(tmp_path / "leases")],
+        "others' leases": [*ours, *leases(file / "below", donate=False)],
         "squatted": ["in", str(squatted), *ours, "--swift-tiers-config", '{"peer": {"borrow": true}}'],
         "experts": [*ours, "--tp-size", "2", "--ep-size", "2"],
         "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
@@ -151,6 +159,7 @@ def test_command_lines(model, tmp_path):
         "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
         "bus.url": [*ours, *bus(url="http://x")],
         "bus.directory": [*ours, *bus(directory=str(file))],
+        "peer.directory": [*ours, *leases(file / "below")],
         "peer.donate: 'much' is not": [*ours, "--swift-tiers-config", '{"peer": {"donate": "much"}}'],
         "--swift-tiers-config: has no effect": [*base, "--swift-tiers-config", '{"host": {}}'],
     }
@@ -186,6 +195,8 @@ def test_command_lines(model, tmp_path):
         assert len(lines) == 1, (field, result)
         assert field in lines[0], (field, lines)
     assert not list(good.iterdir()), "checking made files"
+    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o700
+    assert not list((tmp_path / "leases").iterdir()), "checking made files"
 
 
 def test_models_and_modes(model, models):
