@@ -135,26 +135,25 @@ def around_weights_check(original: Any, self: Any, recv_req: Any) -> Any:
 def around_release_memory(original: Any, self: Any, recv_req: Any) -> Any:
     """SGLang unmaps the pool before it empties its tree: no copy may be reading it then. Weights without a copy in host
     memory do not come back by themselves: whatever is computed until they are updated is theirs no more."""
+    from sglang.srt.constants import GPU_MEMORY_TYPE_KV_CACHE, GPU_MEMORY_TYPE_WEIGHTS
+    from sglang.srt.runtime_context import get_exec
+
     linker = swift_linker(self.scheduler)
     if linker is None:
         return original(self, recv_req)
-    if _loses_weights(recv_req.tags):
+    if _loses(GPU_MEMORY_TYPE_KV_CACHE, recv_req.tags):
+        linker.stop_offloads()
+    if _loses(GPU_MEMORY_TYPE_WEIGHTS, recv_req.tags) and not get_exec().features.enable_weights_cpu_backup:
         return around_weights_update(original, self, recv_req)
     linker.wait_offloads()
     return original(self, recv_req)
 
 
-def _loses_weights(tags: Any) -> bool:
-    """Whether releasing these, or all if there are none, leaves the weights undefined."""
-    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+def _loses(kind: str, tags: Any) -> bool:
+    """Whether releasing memory of these tags, or all of it if there are none, takes that of this kind."""
     from sglang.srt.runtime_context import get_exec
 
-    features = get_exec().features
-    return (
-        (not tags or GPU_MEMORY_TYPE_WEIGHTS in tags)
-        and features.enable_memory_saver
-        and not features.enable_weights_cpu_backup
-    )
+    return (not tags or kind in tags) and bool(get_exec().features.enable_memory_saver)
 
 
 def _device_is_empty(scheduler: Any) -> bool:

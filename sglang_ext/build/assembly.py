@@ -254,8 +254,8 @@ def lock_pages(array: np.ndarray) -> None:
 
 def server_start(config: TiersConfig) -> str:
     """What all ranks of one start of a server have in common, and no other server's have."""
-    # One that is started anew with another size must not find what was noted for the old one.
-    return f"{config.bus.server or os.getpid()} {config.host.size}"
+    # One that is started anew, with another size perhaps, must not find what was noted for the old one.
+    return f"{config.bus.server} {os.getppid()} {config.host.size}"
 
 
 def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from .on_the_way import Passing
 
 #: Pages that are read in one sampling, of all requests together; those of further requests are left out.
 MOST_PAGES = 131_072
@@ -26,7 +28,7 @@ class TableRow(NamedTuple):
 class TablesOnTheWay:
     """Tables of several requests, as they were when the read was queued. Any thread."""
 
-    def __init__(self, slots: torch.Tensor, counts: np.ndarray, page_size: int, copied: Any) -> None:
+    def __init__(self, slots: torch.Tensor, counts: np.ndarray, page_size: int, copied: Passing | None) -> None:
         self._slots = slots
         self._counts = counts
         self._page_size = page_size
@@ -34,7 +36,7 @@ class TablesOnTheWay:
 
     def ready(self) -> bool:
         """Whether the device has copied them by now."""
-        return self._copied is None or bool(self._copied.query())
+        return self._copied is None or self._copied.passed()
 
     def tables(self) -> list[Table]:
         """One for each row that was asked for, in order; only once they are `ready`."""
@@ -75,10 +77,7 @@ def read_tables(req_to_token: torch.Tensor, rows: Sequence[TableRow], page_size:
     flat = req_to_token.view(-1)
     if req_to_token.device.type == "cpu":
         return TablesOnTheWay(flat.index_select(0, torch.from_numpy(places)), counts, page_size, None)
-    module = getattr(torch, req_to_token.device.type)
     asked = torch.from_numpy(places).pin_memory().to(req_to_token.device, non_blocking=True)
     slots = torch.empty(len(places), dtype=req_to_token.dtype, pin_memory=True)
     slots.copy_(flat.index_select(0, asked), non_blocking=True)
-    copied = module.Event()
-    copied.record()
-    return TablesOnTheWay(slots, counts, page_size, copied)
+    return TablesOnTheWay(slots, counts, page_size, Passing(req_to_token.device))

@@ -322,6 +322,11 @@ class SwiftLinker(UnifiedCacheLinker):
         """Wait until nothing is copied out of the device any more; False on timeout."""
         return self.offloader.wait(timeout)
 
+    @never_raises(lambda: None)
+    def stop_offloads(self) -> None:
+        """The device's pool is about to go, and SGLang's tree with it: see `Offloader.stop`."""
+        self.offloader.stop()
+
     def _quiesce(self) -> None:
         """Wait for copies in flight, forget answers and requests. What takes too long is given up."""
         self.wait_offloads()

@@ -106,6 +106,18 @@ class Offloader:
             self._results.clear()
             self._answering.notify_all()
 
+    def stop(self) -> None:
+        """Nothing is copied out of the device any more when this returns. What is not within the usual time is given
+        up, and publishes nothing; of that the copy in hand is waited for, whatever it takes. SGLang has to empty its
+        tree next, since nobody is told of what was given up."""
+        if self.wait():
+            return
+        self.forget()
+        while self._in_hand is not None:
+            self.revive()
+            with self._answering:
+                self._answering.wait_for(lambda: self._in_hand is None, WATCHDOG_SECONDS)
+
     def revive(self) -> None:
         """If the thread died over a job, answer that job, so that its device pages are unlocked, and go on."""
         if self._thread.is_alive() or self._closed:
@@ -147,7 +159,7 @@ class Offloader:
             if self._is_current(job):
                 self._unanswered.popleft()
                 self._results.append(stored)
-                self._answering.notify_all()
+            self._answering.notify_all()
 
     def _copy_out(self, job: Offload) -> bool:
         """Take the pages into host memory; True if every one of them is held afterwards."""
@@ -159,6 +171,9 @@ class Offloader:
         keys = [bytes.fromhex(page_hash) for page_hash in job.hashes]
         parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
         for start in range(0, len(keys), STEP_PAGES):
+            with self._answering:
+                if not self._is_current(job):
+                    return False  # it was given up: its device pages may be others', or no memory any more
             step = keys[start : start + STEP_PAGES]
             put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace)
             rows: list[int] = []

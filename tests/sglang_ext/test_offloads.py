@@ -562,6 +562,7 @@ def test_weights_that_are_released_without_a_copy_are_not_those_that_were_named(
     order: list[Any] = []
     swift = SimpleNamespace(
         wait_offloads=lambda: order.append("copied"),
+        stop_offloads=lambda: order.append("stopped"),
         weights_changed=lambda *, device_emptied: order.append(device_emptied),
     )
     features = SimpleNamespace(enable_memory_saver=saver, enable_weights_cpu_backup=backup)
@@ -571,4 +572,34 @@ def test_weights_that_are_released_without_a_copy_are_not_those_that_were_named(
     scheduler = SimpleNamespace(token_to_kv_pool_allocator=allocator, max_total_num_tokens=16)
     updater, request = SimpleNamespace(scheduler=scheduler), SimpleNamespace(tags=tags)
     hook_functions.around_release_memory(lambda *_: order.append("released"), updater, request)
-    assert order == ["copied", "released", *([True] if lost else [])]
+    stopped = ["stopped"] if saver and (tags is None or "kv_cache" in tags) else []
+    assert order == [*stopped, "copied", "released", *([True] if lost else [])]
+
+
+def test_nothing_is_copied_out_of_a_pool_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the queue is: the copy in hand is waited for, the others do not begin."""
+    monkeypatch.setattr(Offloader.wait, "__defaults__", (0.0,))
+    keys = chain("a", "b")
+    stack, pool = make_stack(clock=time.monotonic), StallingPool(keys)
+    pool.stalls = "while pages are copied"
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    stopped = threading.Thread(target=lambda: (offloader.stop(), gone.set()))
+    gone = threading.Event()
+    try:
+        offloader.submit(offered(stack, pool, keys))
+        offloader.submit(offered(stack, pool, keys))
+        assert pool.begun.wait(60)
+        stopped.start()
+        wait_until(lambda: not offloader._unanswered, "it gives nothing up")
+        assert not gone.is_set()
+        pool.go_on.set()
+        assert gone.wait(60)
+        copies = len(pool.after)
+        offloader.submit(offered(stack, pool, keys))
+        assert offloader.wait(60)
+        assert (copies, len(pool.after)) == (1, 2), "a copy of a pool that has gone"
+    finally:
+        pool.go_on.set()
+        stopped.join()
+        offloader.close()
+    check(stack)
