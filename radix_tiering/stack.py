@@ -285,11 +285,12 @@ class TierStack:
         it."""
         self.table.serving = b""
 
-    def change_namespace(self, namespace: Namespace) -> None:
+    def change_namespace(self, namespace: Namespace, *, comes_back: bool = True) -> None:
         """The model's weights changed: from now on no page that came before is found.
 
-        Old pages on ssd stay, since the old weights may come back, and are evicted like any others. Waits for no
-        device: new pages go to ssd once the devices know their namespace.
+        Old pages on ssd stay, since the old weights may come back, and are evicted like any others; where it is known
+        that they do not, `comes_back` is False, and their pages go in steps. Waits for no device: new pages go to ssd
+        once the devices know their namespace.
         """
         digest, before = namespace.digest(), self.digest
         with self.table.lock:
@@ -300,6 +301,8 @@ class TierStack:
             self.namespace = namespace
             self.table.serving = digest
             self.table.forget_memory()
+            if before != digest and not comes_back:
+                self.table.forget_namespace(before)
             pinned = dict(self.table.operator_pins.pinned) if before != digest else {}
             # One whose index is being read is told of the namespace that is served then.
             opened = [mover for mover in self._durable if self.fillings[mover.tier.name].opened]
@@ -307,7 +310,7 @@ class TierStack:
         registered = [self._register_soon(mover, namespace) for mover in opened]
         for mover in self._durable:
             if before != digest:
-                mover.tier.retire(before)
+                mover.tier.retire(before, comes_back=comes_back)
         self.events.emit("namespace.changed", namespace=digest.hex(), on_ssd=any(registered))
 
     def _leave_behind(self, pinned: Mapping[Page, bytes]) -> Generator[None, None, int]:

@@ -255,6 +255,8 @@ class PageTable:
         Any thread; nobody changes pages meanwhile."""
         rows = self._rows
         for root, namespace in list(self.book.digests.items()):
+            if not rows.word[root, ROOT_PAGES]:
+                continue  # looking for its pages takes as long as looking for any
             listed = rows.used(root, parents_first=False)
             listed = listed[rows.whole(listed, tier)]
             for start in range(0, len(listed), PAGES_AT_A_TIME):
@@ -605,7 +607,7 @@ class PageTable:
         if root is None:
             return 0
         pages = self._rows.word[root, ROOT_PAGES]
-        if pages:
+        if pages or namespace != self.serving:
             del self.book.roots[namespace]
             self._rows.word[root, FLAGS] |= kernels.DROPPED | kernels.PENDING
             self._leaving.append(_Leaving(root))

@@ -350,8 +350,8 @@ class Tier(ABC):
         if done is not None:
             done(True)
 
-    def retire(self, namespace: bytes) -> None:  # noqa: B027 - nothing is kept by namespace
-        """A namespace may make room for another one."""
+    def retire(self, namespace: bytes, *, comes_back: bool) -> None:  # noqa: B027 - nothing is kept by namespace
+        """A namespace may make room for another one, before all others where nobody will ask for it again."""
 
     def flush(self, namespace: bytes) -> bool:
         """Let nothing that was written of a namespace so far be found after a restart. Waits for the devices. False

@@ -24,6 +24,7 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 #: Configurations (of quantisation, of adapters), code that comes with a model, tokenizers.
 _SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
 #: Loading these formats yields weights that no file describes, so nothing may be shared across processes.
+_UNNAMED = "unnamed-"
 _ELSEWHERE = "remote"
 _RANDOM_FORMATS = ("dummy", _ELSEWHERE, "remote_instance")
 #: Priority of the thread that reads files while the model is loaded: it takes what that leaves of the processors.
@@ -41,7 +42,12 @@ class Source(NamedTuple):
 
 def unnamed_weights() -> str:
     """A digest for weights that no file describes; never the same twice."""
-    return "unnamed-" + secrets.token_hex(16)
+    return _UNNAMED + secrets.token_hex(16)
+
+
+def are_unnamed(weights: str) -> bool:
+    """Whether a digest is of `unnamed_weights`."""
+    return weights.startswith(_UNNAMED)
 
 
 class LoadedFiles:

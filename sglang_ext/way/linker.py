@@ -33,7 +33,7 @@ from swift_tiers.radix_tiering.table.held_page import Places
 
 from ..build.assembly import build_tiers
 from ..build.reporting import Reporting
-from ..build.weights import unnamed_weights
+from ..build.weights import are_unnamed, unnamed_weights
 from ..pools.device_pool import DevicePool
 from ..pools.opening import open_device_pool
 from ..tell.forward_times import ForwardTimes
@@ -296,7 +296,7 @@ class SwiftLinker(UnifiedCacheLinker):
         if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
             # through is in a namespace that is left now.
-            self.stack.change_namespace(_unnamed(self.stack.namespace))
+            self._leave_namespace()
             self.stale_device = False
             self.stack.events.emit("offload.resumed")
 
@@ -351,13 +351,19 @@ class SwiftLinker(UnifiedCacheLinker):
             for request in self.requests.values():
                 request.give_up()
             self.wait_offloads()
-            self.stack.change_namespace(_unnamed(self.stack.namespace))
+            self._leave_namespace()
         except BaseException:
             self.stack.find_nothing()
             raise
         self.stale_device = not device_emptied
         if self.stale_device:
             self.stack.events.emit("offload.paused", reason="the weights changed, and the device was not flushed")
+
+    def _leave_namespace(self) -> None:
+        """For one of weights that no file describes. What was served before may come back, unless it was of such
+        weights, too: those have another name each time."""
+        before = self.stack.namespace
+        self.stack.change_namespace(_unnamed(before), comes_back=not are_unnamed(before.weights))
 
 
 def _no_rows() -> OnTheWay:

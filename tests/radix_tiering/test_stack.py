@@ -487,6 +487,29 @@ def test_weights_may_change_any_number_of_times():
     check(stack)
 
 
+def test_weights_that_do_not_come_back_leave_nothing():
+    """A model that is trained has others every few minutes; those that it was started with may be served again."""
+    array, own = MemoryArray([2**21]), namespace()
+    stack = make_stack(ssd=memory_ssd(array=array), space=own)
+    keys = chain(*"ab")
+    put(stack, keys)
+    assert stack.wait_written(10)
+    for number in range(600):
+        stack.change_namespace(namespace(weights=f"unnamed-{number}"), comes_back=number == 0)
+        if number % 100 == 0:
+            assert put(stack, keys) == 2
+            assert stack.wait_written(10)
+    assert stack.errands.wait_idle(60)
+    assert set(stack.table.book.roots) == {own.digest()}
+    assert set(stack.table.book.digests.values()) == {own.digest()}
+    assert stack.table.pages == 2
+    check(stack)
+    stack.close()
+    again = make_stack(ssd=memory_ssd(array=_reopened(array)), space=own)
+    assert get(again, keys) == 2, "others took its place among the namespaces that the devices know"
+    check(again)
+
+
 def test_a_namespace_that_the_devices_refuse_stays_in_host_memory():
     stack = make_stack(ssd=memory_ssd())
 

@@ -74,9 +74,12 @@ class NamespaceTable:
         self.sequence += 1
         return entry.identifier, True
 
-    def retire(self, digest: bytes) -> None:
-        """Treat a namespace like one that nobody registered in this session: it may make room for another."""
+    def retire(self, digest: bytes, *, comes_back: bool = True) -> None:
+        """Treat a namespace like one that nobody registered in this session: it may make room for another; as the
+        oldest would, where it never `comes_back`."""
         self._named_now.discard(digest)
+        if not comes_back and (entry := self._entries.pop(digest, None)) is not None:
+            self._entries = {digest: entry, **self._entries}
 
     def flush(self, digest: bytes, generation: int) -> bool:
         """Let every page older than `generation` count no more; False where the namespace is unknown."""

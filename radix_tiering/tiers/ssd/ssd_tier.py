@@ -250,8 +250,8 @@ class SsdTier(Tier):
     def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
         self.stripes.register_namespace(namespace, text, done)
 
-    def retire(self, namespace: bytes) -> None:
-        self.stripes.retire_namespace(namespace)
+    def retire(self, namespace: bytes, *, comes_back: bool) -> None:
+        self.stripes.retire_namespace(namespace, comes_back=comes_back)
 
     def flush(self, namespace: bytes) -> bool:
         return self.stripes.flush_namespace(namespace)

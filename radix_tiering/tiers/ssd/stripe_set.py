@@ -435,15 +435,16 @@ class StripeSet:
             change.wait()
         return identifier
 
-    def retire_namespace(self, digest: bytes) -> None:
-        """Say that a namespace registered in this session may make room for another. Any thread; waits for nothing.
+    def retire_namespace(self, digest: bytes, *, comes_back: bool = True) -> None:
+        """Say that a namespace registered in this session may make room for another; before all others where it never
+        `comes_back`. Any thread; waits for nothing.
 
         It stays usable, and its pages recoverable, until a new one really takes its place: from then on its pages
         read as FLUSHED and are not recovered, also if it is registered again. Registering it before that takes this
         back. Unknown namespaces are left alone.
         """
         with self._lock:
-            self._table.retire(digest)
+            self._table.retire(digest, comes_back=comes_back)
 
     def flush_namespace(self, digest: bytes) -> bool:
         """Let nothing that was written of this namespace so far be read or recovered ever again.
