@@ -113,8 +113,8 @@ class TierMetrics:
             self._take(TierSnapshot, counts, tier)
         for number, device in enumerate(snapshot.devices):
             self._take(DeviceSnapshot, device, str(number), device.path)
-        for link, copies in snapshot.links.items():
-            self._take(LinkSnapshot, copies, link)
+        for link in _links_of_tiers(snapshot):
+            self._take(LinkSnapshot, snapshot.links[link], link)
         if snapshot.stripe is not None:
             self._take(StripeSnapshot, snapshot.stripe)
         self._take(RestoreSnapshot, snapshot.restores)
@@ -175,6 +175,17 @@ class TierMetrics:
             counts = tuple(now - then for now, then in zip(counts, before.counts, strict=True))
             seconds -= before.sum_seconds
         histogram.labels(*self._labels.values(), *labels).add(counts, seconds)
+
+
+def _links_of_tiers(snapshot: StackSnapshot) -> Iterator[str]:
+    """The links between two tiers.
+
+    Those of single donors are on the bus alone: each life of a donor has a name of its own, and a series that has been
+    written once stays for as long as the server lives.
+    """
+    ends = ("device", *snapshot.tiers)
+    between = {f"{one}-{other}" for one in ends for other in ends}
+    return (link for link in snapshot.links if link in between)
 
 
 def _unit_last(name: str) -> str:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from swift_tiers.radix_tiering.bus.contract.schema import LINKS
 from swift_tiers.radix_tiering.figures.counters import LATENCY_BOUNDS, LatencyHistogram
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 from swift_tiers.radix_tiering.way.observing import take_snapshot
@@ -19,6 +20,7 @@ from swift_tiers.sglang_ext.tell.metrics import MetricsUpdater, TierMetrics
 
 from support.engine import chain, end_all, make_stack, memory_ssd, put, settle
 from support.telemetry import gpu, leases
+from support.telemetry import stack as telemetry_stack
 
 LABELS = {"model_name": "tiny", "tp_rank": 1}
 
@@ -173,6 +175,25 @@ def test_the_table_in_the_documentation_has_every_series_and_its_labels(stack, m
     for name, labels in without_time_of_making(series(registry)):
         of = documented[re.sub("_(bucket|count|sum)$", "", name.removeprefix("swift_tiers_"))]
         assert all(f"`{label}`" in of for label, _ in labels if label != "le"), name
+
+
+def test_donors_that_come_and_go_leave_no_series(stack, metrics, registry):
+    snapshot = take_snapshot(stack)
+    metrics.update(snapshot)
+    before, copies = set(series(registry)), snapshot.links["host-device"]
+    for life in range(3):
+        donor = f"beta-{life}.dp0-tp0"
+        own = {f"{donor}-host": copies, f"host-{donor}": copies, f"{donor}-device": copies, f"device-{donor}": copies}
+        metrics.update(msgspec.structs.replace(snapshot, links=snapshot.links | own))
+    assert set(series(registry)) == before
+    assert ("swift_tiers_link_bytes_total", frozenset({("link", "host-device")})) in before
+
+
+def test_links_between_any_two_tiers_are_told(metrics, registry):
+    snapshot = telemetry_stack()
+    metrics.update(snapshot)
+    links = {dict(labels)["link"] for name, labels in series(registry) if name == "swift_tiers_link_bytes_total"}
+    assert links == set(LINKS)
 
 
 def test_series_of_leases_say_what_their_snapshot_says(stack, metrics, registry):
