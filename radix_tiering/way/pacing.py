@@ -171,7 +171,7 @@ class Pacing:
         if restore.drains and not restore.computing:
             return Step(flight.front, flight.front + self._begins_draining(restore))
         step = batch.next_step(restore, most, free_in) if restore in batch else flight.step(most)
-        if step.end > step.jump or step.jump == len(flight) or (restore.drains and step.jump > flight.front):
+        if step.end > step.jump or step.jump == len(flight):
             self.goes_on(restore)
         elif self._held_too_long(restore):
             pages = flight.abandon_loading()
@@ -184,7 +184,8 @@ class Pacing:
     def _held_too_long(self, restore: Restore) -> bool:
         """Whether nothing has come for longer than what is under way should take, or all of it takes too long: longer
         than should be, or than the deadline."""
-        now, arrived, held = self._clock(), restore.flight.present, restore.held
+        now, held = self._clock(), restore.held
+        arrived = restore.flight.front + restore.flight.present  # what is taken as it comes has come
         if held is None:
             restore.story.holds(now)
             waits_since = now if restore.waits_since is None else restore.waits_since

@@ -55,7 +55,7 @@ class Held(NamedTuple):
     """A wait for pages."""
 
     since: float  # the last one came, or it began
-    arrived: int  # pages that have come, and are not on the device
+    arrived: int  # pages that have come, or are on the device
     until: float  # at most
 
 

@@ -498,7 +498,8 @@ class Restorer:
             restore.flight.take(step)
             self._draining.taken(restore, step)
             restore.computing = True
-            self._pacing.goes_on(restore)
+            if step.end > step.jump:
+                self._pacing.goes_on(restore)  # else it waits on, and for no longer because pages come one by one
             self._pacing.launched(restore, step)
             restore.story.computed(step.jump, step.end)
             self._reads.batch.set_computing(restore, True)

@@ -309,6 +309,28 @@ def test_a_neighbour_that_hangs_costs_a_wait_and_nothing_is_computed(begun_befor
     in_virtual_time(0, test, here_too=True, copies_beside=True)
 
 
+@pytest.mark.parametrize("deadline", ["0.3s", "60s"])
+def test_pages_that_trickle_are_waited_for_until_its_deadline(deadline: str) -> None:
+    """However soon one comes after the other: nobody else is admitted meanwhile."""
+
+    def test(bench: Bench) -> None:
+        put = bench.peer._put
+
+        def slowly(job: Callable[[], None] | None, **named: Any) -> None:
+            put(job and (lambda: (bench.runner.sleep(0.04), job())[1]), **named)
+
+        bench.peer._put = slowly  # type: ignore[method-assign]
+        assert bench.device.serve(KEYS) is How.WHOLE
+        behind = [event.fields["reason"] for event in bench.stack.events.since() if event.kind == "restore.behind"]
+        if deadline == "60s":
+            assert (bench.device.computed, behind) == (1, [])
+        else:
+            assert bench.device.computed > 1
+            assert behind == ["a page that the device waited for did not come in time"]
+
+    in_virtual_time(0, test, policy={"restore_deadline": deadline}, restore={"behind": 50})
+
+
 def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> None:
     def test(bench: Bench) -> None:
         restorer, restore = bench.stack.restorer, taken_from_here(bench)
