@@ -341,6 +341,13 @@ class SwiftRadixCache(KeepingRadixCache):
         if self.sampler is not None and req.finished():
             self.sampler.request_ended(req)
 
+    def release_aborted_request(self, request: Any) -> None:
+        """SGLang ends by its id what a linker keeps for a request: of two that live at once, nothing of the one that
+        the tiers serve ends with the other."""
+        is_known = self.linker is not None and request.rid in self.linker.cache_linker.requests
+        if not is_known or self.linker.of_handle(request) is not None:
+            super().release_aborted_request(request)
+
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
         if self.linker is not None:

@@ -191,10 +191,12 @@ class TieredRequest:
     def copies(self, first: int, pages: int) -> None:
         """A load of pages `[first, first + pages)` of the restore is queued: they stay pinned until it has ended."""
         assert self.restore is not None, "they have places"
+        runs = runs_of(self.restore.found(first, first + pages))
+        self.restore.story.loaded(first, runs)
         self._try(lambda restore: self.stack.restorer.copies(restore, first, pages))
+        # Last: whoever is told of an error above counts no copy, and none would ever end.
         self._copies += 1
-        self._runs = runs_of(self.restore.found(first, first + pages))
-        self.restore.story.loaded(first, self._runs)
+        self._runs = runs
 
     @never_raises(lambda: None)
     def copied(self) -> None:

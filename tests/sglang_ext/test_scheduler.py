@@ -6,6 +6,7 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import random
@@ -197,6 +198,25 @@ def a_missed_deadline_is_recomputed(s):
     assert list(req.output_ids) == answer
     assert details == {}, "nothing was served from anywhere"
     assert events(s, "restore.expired")
+    quiet(s)
+
+
+def another_of_its_id_is_refused(s):
+    """Clients choose ids, and SGLang looks for those that are in use in each of its tokenizers alone."""
+    from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
+
+    question = prompt(22)
+    answer = s.generate(question)
+    fill_device(s, 22)
+    with tiers_that_do_not_answer(s):
+        held = s.add(question)
+        s.step()
+        kept = s.linker.requests[held.rid]
+        s.cache.finish(copy.copy(held.cache_request_handle), CacheRequestOutcome.ABORT)
+        assert s.linker.requests.get(held.rid) is kept
+    s.run()
+    assert list(held.output_ids) == answer
+    assert s.details(held)["device"] == 0
     quiet(s)
 
 
@@ -739,6 +759,7 @@ def scheduler(tmp_path_factory, directories):
         long_prompt_in_chunks,
         others_pass_a_held_request,
         a_missed_deadline_is_recomputed,
+        another_of_its_id_is_refused,
         aborted_while_held,
         aborted_while_running,
         flush_cache_keeps_ssd,
