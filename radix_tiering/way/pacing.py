@@ -203,8 +203,9 @@ class Pacing:
     @staticmethod
     def _begins_draining(restore: Restore) -> bool:
         """Whether the device may begin to take its pages. No batch is without anything to compute, so it computes the
-        first page that it has not got, though that has come."""
-        return restore.flight.next_state is Unit.PRESENT
+        first page that it has not got, though that has come; or since it will not."""
+        flight = restore.flight
+        return flight.next_state is Unit.PRESENT or flight.to_compute(flight.front, flight.front + 1)
 
     def launched(self, restore: Restore, step: Step) -> None:
         """The device computes a step of it when it is done with the one before."""

@@ -309,6 +309,26 @@ def test_a_neighbour_that_hangs_costs_a_wait_and_nothing_is_computed(begun_befor
     in_virtual_time(0, test, here_too=True, copies_beside=True)
 
 
+def test_it_begins_where_its_first_page_will_not_come() -> None:
+    """As where nothing has room for it: the device computes it. It waited for its deadline before."""
+
+    def test(bench: Bench) -> None:
+        restorer = bench.stack.restorer
+        bench.peer.hold(True)
+        restore = bench.stack.restore(KEYS, can_compute=True)
+        until(bench, lambda: restore.drains and restore.flight.loading)
+        assert restorer.poll(restore) is Readiness.WAIT
+        with bench.stack.table.lock:
+            restore.flight.failed(0)
+        assert restorer.poll(restore) is Readiness.COMPUTE
+        assert restorer.step(restore, 0) == Step(0, 1)
+        restorer.release(restore)
+        bench.peer.hold(False)
+        bench.peer.settle()
+
+    in_virtual_time(0, test)
+
+
 @pytest.mark.parametrize("deadline", ["0.3s", "60s"])
 def test_pages_that_trickle_are_waited_for_until_its_deadline(deadline: str) -> None:
     """However soon one comes after the other: nobody else is admitted meanwhile."""
