@@ -205,9 +205,9 @@ def another_of_its_id_is_refused(s):
     """Clients choose ids, and SGLang looks for those that are in use in each of its tokenizers alone."""
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 
-    question = prompt(22)
+    question = prompt(40)
     answer = s.generate(question)
-    fill_device(s, 22)
+    fill_device(s, 40)
     with tiers_that_do_not_answer(s):
         held = s.add(question)
         s.step()
@@ -475,11 +475,11 @@ def sessions(s):
 def weights_that_are_updated_in_a_session(s):
     """Whenever the device is flushed between, what is computed afterwards is kept, and nothing from before is found."""
     begin, end = sessions(s)
-    question = prompt(18)
+    question = prompt(43)
     with other_weights(s) as update:
         for number, order in enumerate(("flush, begin, update, end", "begin, update and flush, end")):
             answer = s.generate(question)
-            fill_device(s, 180 + number)
+            fill_device(s, 430 + number)
             if order.startswith("flush"):
                 s.step()
                 assert s.scheduler.flush_cache()
@@ -489,7 +489,7 @@ def weights_that_are_updated_in_a_session(s):
             assert not s.linker.stale_device, order
             again = s.generate(question)
             assert (again == answer) is (number == 1), "the second update changes nothing"
-            fill_device(s, 185 + number)
+            fill_device(s, 435 + number)
             req, details = serve_again(s, question)
             assert (list(req.output_ids), details["host"] + details["ssd"]) == (again, 688), order
             quiet(s)
@@ -498,7 +498,7 @@ def weights_that_are_updated_in_a_session(s):
 def what_is_computed_during_a_session_is_not_kept(s):
     """Weights may be half of one kind and half of another then, or unpacked."""
     begin, end = sessions(s)
-    question = prompt(19)
+    question = prompt(44)
     with other_weights(s) as update:
         s.settle()
         s.step()
@@ -510,7 +510,7 @@ def what_is_computed_during_a_session_is_not_kept(s):
         assert end()
         assert s.linker.stale_device, "the device has pages of that time"
         assert s.linker.stack.probe([bytes.fromhex(one) for one in hashes_of(s, question)]) == 0
-        s.generate(question + prompt(191, 64))
+        s.generate(question + prompt(441, 64))
         s.settle()
         assert s.linker.stack.table.listed(s.linker.stack.digest) == []
         s.step()
@@ -528,9 +528,9 @@ def hashes_of(s, question):
 
 def calls_that_touch_no_weights_change_nothing(s):
     begin, end = sessions(s)
-    question = prompt(20)
+    question = prompt(41)
     answer = s.generate(question)
-    fill_device(s, 200)
+    fill_device(s, 41)
     digest = s.linker.stack.digest
     with other_weights(s) as update:
         assert not end()
@@ -550,9 +550,9 @@ def weights_that_are_overwritten_hide_old_pages(s):
     """A test of weight updates has random ones put in their place."""
     from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
-    question = prompt(21)
+    question = prompt(42)
     answer = s.generate(question)
-    fill_device(s, 210)
+    fill_device(s, 42)
     digest = s.linker.stack.digest
     with other_weights(s):
         assert s.scheduler.weight_updater.check_weights(CheckWeightsReqInput(action="checksum")).success
