@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 #: Configurations (of quantisation, of adapters), code that comes with a model, tokenizers.
 _SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
-#: Loading these formats yields weights that no file describes, so nothing may be shared across processes.
+#: How names of weights begin that no file describes.
 _UNNAMED = "unnamed-"
+#: Loading these formats yields such weights, so nothing may be shared across processes; the first, from elsewhere.
 _ELSEWHERE = "remote"
 _RANDOM_FORMATS = ("dummy", _ELSEWHERE, "remote_instance")
 #: Priority of the thread that reads files while the model is loaded: it takes what that leaves of the processors.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -477,21 +478,6 @@ def test_nothing_is_taken_from_a_device_with_kv_of_weights_that_are_gone() -> No
 # ---- batches that run without looking after their loads ----
 
 
-def loading(stack: TierStack, swift: SwiftLinker, keys: list[bytes]) -> TieredRequest:
-    """A request whose pages are promised and whose load is queued."""
-    put(stack, keys)
-    request = TieredRequest("r", stack, swift.requests, RequestFacts())
-    request.begin([key.hex() for key in keys])
-    stack.restorer.flush()
-    transfer = linker.PoolTransfer(
-        name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
-    )
-    assert swift.lookup("r", [transfer]) == [1, 2]
-    assert swift.load("r", [transfer])
-    request.end()
-    return request
-
-
 class LoadingPool(StallingPool):
     """One that takes what is copied in."""
 
@@ -500,44 +486,51 @@ class LoadingPool(StallingPool):
             layer_done(layer, None)
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_batch_whose_forward_waited_for_nothing_fails(waits: bool) -> None:
-    """It has read slots that nothing may have been copied to."""
+@pytest.fixture
+def loading() -> Iterator[SwiftLinker]:
+    """A linker with the load of a request queued, whose two pages were promised."""
     keys = chain("a", "b")
     stack, pool = make_stack(), LoadingPool(keys)
     pool.stalls = "never"
     swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
     try:
-        loading(stack, swift, keys)
-        index = swift.start_layer_wise_loading()
-        if waits:
-            swift.layer_done_counter.set_consumer(index)
-        for layer in range(GEOMETRY.layers):
-            swift.layer_done_counter.wait_until(layer)
-        assert swift.finish_layer_wise_loading(index) is waits
+        put(stack, keys)
+        request = TieredRequest("r", stack, swift.requests, RequestFacts())
+        request.begin([key.hex() for key in keys])
+        stack.restorer.flush()
+        transfer = linker.PoolTransfer(
+            name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
+        )
+        assert swift.lookup("r", [transfer]) == [1, 2]
+        assert swift.load("r", [transfer])
+        request.end()
+        yield swift
         check(stack)
     finally:
         swift.close()
-    told = [event.fields["error"] for event in stack.events.since() if event.kind == "linker.error"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_batch_whose_forward_waited_for_nothing_fails(loading: SwiftLinker, waits: bool) -> None:
+    """It has read slots that nothing may have been copied to."""
+    index = loading.start_layer_wise_loading()
+    if waits:
+        loading.layer_done_counter.set_consumer(index)
+    for layer in range(GEOMETRY.layers):
+        loading.layer_done_counter.wait_until(layer)
+    assert loading.finish_layer_wise_loading(index) is waits
+    told = [event.fields["error"] for event in loading.stack.events.since() if event.kind == "linker.error"]
     assert told == ([] if waits else ["a forward ran that did not wait for what was loaded for it"])
 
 
-def test_a_batch_whose_loads_were_never_begun_fails() -> None:
+def test_a_batch_whose_loads_were_never_begun_fails(loading: SwiftLinker) -> None:
     """And nothing is kept for them."""
-    keys = chain("a", "b")
-    stack, pool = make_stack(), LoadingPool(keys)
-    pool.stalls = "never"
-    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
-    try:
-        loading(stack, swift, keys)
-        assert stack.table.pinned_pages == 2
-        assert not swift.finish_layer_wise_loading(-1)
-        stack.restorer.flush()
-        assert stack.table.pinned_pages == 0
-        assert swift.start_layer_wise_loading() == -1, "it is begun for another batch"
-        check(stack)
-    finally:
-        swift.close()
+    table, restorer = loading.stack.table, loading.stack.restorer
+    assert table.pinned_pages == 2
+    assert not loading.finish_layer_wise_loading(-1)
+    restorer.flush()
+    assert table.pinned_pages == 0
+    assert loading.start_layer_wise_loading() == -1, "it is begun for another batch"
 
 
 # ---- memory that is released ----
