@@ -173,7 +173,7 @@ class BusConfig(Section, frozen=True):
     password_file: Annotated[
         str | None,
         Meta(
-            description="File with the password, readable by its owner alone; "
+            description="File with the password, readable by its owner alone (of root's: by its group too); "
             "unset: the environment variable SWIFT_TIERS_BUS_PASSWORD, if there is one"
         ),
     ] = None
@@ -307,8 +307,9 @@ class RemoteConfig(Section, frozen=True):
     salt_file: Annotated[
         str | None,
         Meta(
-            description="File with a secret of up to 64 bytes, readable by its owner alone: only servers with the same "
-            "one share pages, and nobody else can tell from names what was asked; unset: none"
+            description="File with a secret of up to 64 bytes, readable by its owner alone (of root's: by its group "
+            "too): only servers with the same one share pages, and nobody else can tell from names what was asked; "
+            "unset: none"
         ),
     ] = None
     throttle: Annotated[

@@ -1,4 +1,4 @@
-"""Secrets in files of their owner's alone."""
+"""Secrets in files that no others may read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _MOST_BYTES = 4096
 
 def read_secret(field: str, name: str, called: str) -> str:
     """The one line of text that a file holds, which `field` of the configuration names; `called`: what it is, as in "a
-    password". Raises ConfigError, also for a file that others may read."""
+    password". Raises ConfigError, also for a file that others may read: anybody but its owner, or of a file of root's,
+    as secrets mounted into a container are, anybody but root and its group."""
     field = f"{field}: {name}"
     try:
         # Opening a pipe would wait for its other end.
@@ -27,9 +28,11 @@ def read_secret(field: str, name: str, called: str) -> str:
         raise ConfigError(f"{field} cannot be read ({error.strerror}); name a file that this user may read") from None
     if not stat.S_ISREG(details.st_mode):
         raise ConfigError(f"{field} is not a regular file; name one that holds {called.replace('a ', 'the ', 1)}")
-    if details.st_mode & 0o077:
+    others = 0o027 if details.st_uid == 0 else 0o077
+    if details.st_mode & others:
         mode = stat.S_IMODE(details.st_mode)
-        raise ConfigError(f"{field} may be read by others (mode {mode:04o}); run `chmod 600` on it")
+        remedy = "run `chmod 600` on it, or where Kubernetes mounts it, set defaultMode: 0440"
+        raise ConfigError(f"{field} may be read by others (mode {mode:04o}); {remedy}")
     try:
         secret = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:

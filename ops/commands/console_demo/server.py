@@ -157,7 +157,7 @@ class DemoServer:
             leases=hand.snapshot if hand is not None else None,
             gpu=gpu.sample,
             on_neighbours=self.memory.neighbours if self.memory is not None else None,
-            scope=SCOPE,
+            scope=lambda address: SCOPE,
             leader=True,
             runner=self._process,
             client=lambda config, name: redis.client(),

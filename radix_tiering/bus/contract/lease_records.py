@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...lending.leases.effects import LeaseView
 from ...lending.leases.hand import LeaseSnapshot
@@ -27,13 +27,13 @@ def partners(leases: Iterable[LeaseView], own: str) -> Partners:
     return {name: found[name] for name in sorted(largest)}
 
 
-def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, float | str | None]:
-    """The fields of `rank` that are about leases; `scope` as `neighbours.lease_scope` has it."""
+def lease_sums(leases: LeaseSnapshot | None, scope: Callable[[str], str]) -> dict[str, float | str | None]:
+    """The fields of `rank` that are about leases; `scope` of their address, as `neighbours.lease_scope` has it."""
     if leases is None:
         return {}
     return {
         "lease_address": leases.address,
-        "lease_scope": scope if leases.address else "",
+        "lease_scope": scope(leases.address) if leases.address else "",
         "lent_bytes": leases.lent_bytes,
         "lendable_bytes": leases.lendable_bytes,
         "lend_limit_bytes": leases.limit_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OnNeighbours = Callable[[Mapping[str, str]], None]
 
 
-def lease_scope() -> str:
-    """Where a lease address on a unix socket can be reached from: `HOST/BOOT/UID`, this machine since it was booted,
-    this user. Containers have host names of their own."""
-    return f"{socket.gethostname()}/{_BOOT_ID.read_text().strip()}/{os.geteuid()}"
+#: What tells a lease address that can be reached from here from one of the same name elsewhere; see `lease_scope`.
+Scope = Callable[[str], str]
+
+
+def lease_scope(address: str) -> str:
+    """What the unix socket at a lease address lies in: `BOOT/UID/DEVICE:INODE`, this machine since it was booted, this
+    user, this directory. Whoever finds the same there as the lender told can reach it: containers have host names of
+    their own, and the same names for directories that are not the same. Empty where there is no such directory."""
+    try:
+        directory = os.stat(Path(address.removeprefix("ipc://")).parent)
+    except OSError:
+        return ""
+    return f"{_BOOT_ID.read_text().strip()}/{os.geteuid()}/{directory.st_dev:x}:{directory.st_ino:x}"
 
 
 def counterparts(rank: str, ranks: Collection[str], others: Sequence[str]) -> list[str]:
@@ -54,15 +62,15 @@ class Neighbours:
         self,
         keys: Keys,
         own: str,
-        scope: str,
+        scope: Scope,
         on_neighbours: OnNeighbours,
         monotonic: Callable[[], float],
         *,
         rank: str = "",
         ranks: Collection[str] = (),
     ) -> None:
-        """`own`: this rank's lease name, which is left out. `scope`: only lenders of the same one are neighbours.
-        `rank` is what its server calls it, of all `ranks`; see `counterparts`."""
+        """`own`: this rank's lease name, which is left out. `scope`: only lenders whose addresses have the scope
+        that they told are neighbours. `rank` is what its server calls it, of all `ranks`; see `counterparts`."""
         self._rank = rank
         self._ranks = ranks
         self._keys = keys
@@ -124,5 +132,5 @@ class Neighbours:
 
     def _hear(self, name: str, said: list[str | None]) -> None:
         address, scope = said
-        if address and scope == self._scope:
+        if address and scope and scope == self._scope(address):
             self._said[name] = address

@@ -90,7 +90,9 @@ class LendingFigures(Figures, Generic[Gap]):
     """What one rank lends to others and borrows from them. Not said of one that does neither."""
 
     lease_address: str = text("where borrowers find it; empty if it lends nothing")
-    lease_scope: str = text("machine and user that the address is for: `HOST/BOOT/UID`; empty without one")
+    lease_scope: str = text(
+        "from where the address can be reached: `BOOT/UID/DEVICE:INODE` of its directory; empty without one"
+    )
     lent_bytes: int | Gap = gauge(
         "of its memory, to others; empty if it neither lends nor borrows", series=Series("lent_bytes")
     )

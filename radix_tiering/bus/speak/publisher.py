@@ -22,7 +22,7 @@ from ...gpus.snapshots import GpuSample
 from ...lending.leases.hand import LeaseSnapshot
 from ..contract.commands import CommandRefusedError
 from ..contract.faults import Faults
-from ..contract.neighbours import Neighbours, OnNeighbours, lease_name, lease_scope
+from ..contract.neighbours import Neighbours, OnNeighbours, Scope, lease_name, lease_scope
 from ..contract.records import PublisherNumbers, ServerInfo
 from ..contract.schema import SCHEMA_VERSION, SERVER_TTL, Keys
 from ..redis.batch import RedisBatch
@@ -71,7 +71,7 @@ class BusPublisher:
         leases: Callable[[], LeaseSnapshot] | None = None,
         gpu: Callable[[], GpuSample | None] | None = None,
         on_neighbours: OnNeighbours | None = None,
-        scope: str = "",
+        scope: Scope = lease_scope,
         leader: bool,
         runner: Runner = THREADS,
         client: Callable[[BusConfig, str], redis.Redis] = connect,
@@ -86,7 +86,7 @@ class BusPublisher:
         `leases` tells what the rank lends and borrows, if it does; `gpu` the newest sample of its GPU, if it has one,
         without asking the driver for it. `on_neighbours` is told who lends on this machine, by lease name with the
         address, whenever that changes; as long as Redis is away it stays as it was. All are called on the publisher's
-        thread. `scope`: of its leases, unless it is `neighbours.lease_scope`. `client`: makes a connection, for the
+        thread. `scope`: of a lease address, as `neighbours.lease_scope` tells it. `client`: makes a connection, for the
         server of this name.
 
         Raises ConfigError for a directory of the embedded Redis that cannot be.
@@ -100,8 +100,6 @@ class BusPublisher:
         self._keys = Keys(config.prefix)
         self._numbers = PublisherNumbers()
         self._clock = RedisClock(runner.monotonic)
-        if not scope and (leases is not None or on_neighbours is not None):
-            scope = lease_scope()
         self._faults = Faults(events)
         self._outage = Outage(events, runner.monotonic)
         self._state = RankSpeaker(

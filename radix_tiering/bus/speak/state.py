@@ -14,6 +14,7 @@ from ...lending.leases.hand import LeaseSnapshot
 from ..contract import records
 from ..contract.faults import Faults
 from ..contract.lease_records import lease_sums, leases_record, partners
+from ..contract.neighbours import Scope
 from ..contract.recent import LinkRates, RecentLatencies
 from ..contract.records import PublisherNumbers, ServerInfo, gpu_record, reach_record, reaches, record
 from ..contract.schema import (
@@ -46,7 +47,7 @@ class RankSpeaker:
         *,
         leases: Callable[[], LeaseSnapshot] | None,
         gpu: Callable[[], GpuSample | None] | None,
-        scope: str,
+        scope: Scope,
         leader: bool,
         runner: Runner,
     ) -> None:

@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 MAX_GUESTS = 128
 #: How long a connection may take to say who it is, seconds.
 ATTACH_SECONDS = 5.0
-#: How long the thread rests after an error of ours, seconds.
-FAULT_SECONDS = 0.1
+#: How long the thread rests after an error of ours, seconds; and how long nobody new is let in where that failed.
+FAULT_SECONDS, CLOSED_SECONDS = 0.1, 1.0
 #: Packets taken from one connection, or pages stored for it, before the others get their turn; and bytes stored.
 _BATCH, _BYTES_AT_ONCE = 16, 8 * 2**20
 
@@ -89,6 +89,8 @@ class ArenaServer:
         #: `garbled`, `oversized`, of an `other version`; `full`: turned away; `faults`: errors of ours, logged.
         self.counters: Counter[str] = Counter()
         self._guests: dict[int, Guest] = {}  # by descriptor
+        self._opens: float | None = None  # when the next may come in, where none may now
+        self._told = ""  # the error that was counted last
         self._lock = runner.lock()  # of what is being copied
         self._copying: Set[int] = frozenset()
         self._copy_since = self._clock()
@@ -154,9 +156,9 @@ class ArenaServer:
         while not self._stopping:
             try:
                 seconds = self._round(seconds)
-            except Exception:
-                self.counters["faults"] += 1
-                logger.exception("swift-tiers: arena socket: a round failed")
+            except Exception as error:
+                if self._counts(error):
+                    logger.exception("swift-tiers: arena socket: a round failed")
                 self._runner.sleep(FAULT_SECONDS)
         for guest in list(self._guests.values()):
             self._drop(guest)
@@ -167,6 +169,9 @@ class ArenaServer:
         """Wait so long at most for something to do, and do a little of it; how long to wait next."""
         ready = self._poll.poll(seconds)
         knocks = ready.pop(self._listener.fileno(), 0)
+        if self._opens is not None and self._clock() >= self._opens:
+            self._opens = None
+            self._poll.register(self._listener.fileno(), READABLE)
         for descriptor, events in ready.items():
             guest = self._guests.get(descriptor)
             if guest is not None:
@@ -199,15 +204,28 @@ class ArenaServer:
             step()
         except OSError:
             self._drop(guest)
-        except Exception:
-            self.counters["faults"] += 1
-            logger.exception("swift-tiers: arena socket: a connection failed")
+        except Exception as error:
+            if self._counts(error):
+                logger.exception("swift-tiers: arena socket: a connection failed")
             self._drop(guest)
+
+    def _counts(self, error: Exception) -> bool:
+        """Count an error of ours; whether it is to be logged, and not the last one come again."""
+        self.counters["faults"] += 1
+        told, self._told = self._told, repr(error)
+        return told != self._told
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
+            return
+        except OSError as error:
+            # No descriptor is left, perhaps. Who knocks would wake us all the time; those who are in are served.
+            if self._counts(error):
+                logger.exception("swift-tiers: arena socket: nobody new can come in")
+            self._poll.unregister(self._listener.fileno())
+            self._opens = self._clock() + CLOSED_SECONDS
             return
         connection.setblocking(False)
         own = is_own_user(connection)

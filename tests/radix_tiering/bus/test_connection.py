@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.base.read_config import parse_config
+from swift_tiers.radix_tiering.base.secret_file import read_secret
 from swift_tiers.radix_tiering.bus.redis import connection
 from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE, bus_errors, check, connect, describe
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
@@ -191,8 +193,7 @@ def test_a_changed_password_is_taken_up(guarded, password_file):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.chmod(0o640), ["may be read by others", "mode 0640", "chmod 600"]),
-        (lambda path: path.chmod(0o604), ["may be read by others", "mode 0604"]),
+        (lambda path: path.chmod(0o604), ["may be read by others", "mode 0604", "chmod 600", "defaultMode"]),
         (lambda path: path.unlink(), ["No such file"]),
         (lambda path: path.unlink() or path.mkdir(0o700), ["not a regular file"]),
         (lambda path: path.unlink() or os.mkfifo(path, 0o600), ["not a regular file"]),
@@ -212,6 +213,36 @@ def test_password_files_that_are_refused(server, password_file, spoil, words):
         message = message_of(caught)
         assert message.startswith(f"bus.password_file: {password_file}")
         assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "allowed"),
+    [
+        (1000, 0o600, True),
+        (1000, 0o400, True),
+        (1000, 0o640, False),
+        (1000, 0o604, False),
+        (0, 0o600, True),
+        (0, 0o440, True),  # as Kubernetes mounts a secret with defaultMode 0440
+        (0, 0o640, True),
+        (0, 0o644, False),
+        (0, 0o660, False),
+    ],
+)
+def test_whose_password_files_are_private(password_file, monkeypatch, owner, mode, allowed):
+    real = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        told = list(real(fd))
+        told[stat.ST_MODE], told[stat.ST_UID] = stat.S_IFREG | mode, owner
+        return os.stat_result(told)
+
+    monkeypatch.setattr("swift_tiers.radix_tiering.base.secret_file.os.fstat", fstat)
+    if allowed:
+        assert read_secret("bus.password_file", str(password_file), "a password") == SECRET
+    else:
+        with pytest.raises(ConfigError, match="may be read by others"):
+            read_secret("bus.password_file", str(password_file), "a password")
 
 
 def test_a_password_file_may_be_a_link(guarded, password_file, tmp_path):

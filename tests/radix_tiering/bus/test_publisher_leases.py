@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -162,7 +163,7 @@ class Lookers:
         self._config = config
         self.told: dict[str, list[dict[str, str]]] = {}
 
-    def start(self, name: str, *, lends: bool = True, scope: str = "here/1/2", **options: Any) -> BusPublisher:
+    def start(self, name: str, *, lends: bool = True, scope: str = "here", **options: Any) -> BusPublisher:
         heard = self.told[name] = []
         told = MadeUp()
         told.lending = leases(f"{name}.dp0-tp0", address=address(name) if lends else "")
@@ -172,7 +173,7 @@ class Lookers:
             server=name,
             lends=True,
             on_neighbours=lambda lenders: heard.append(dict(lenders)),
-            scope=scope,
+            scope=lambda address: scope,
             **options,
         )
 
@@ -211,7 +212,11 @@ class Look:
         self.now = 100.0
         self.told: list[dict[str, str]] = []
         self._neighbours = Neighbours(
-            Keys("swift"), "alpha.dp0-tp0", "box/1234/1000", lambda all_: self.told.append(dict(all_)), lambda: self.now
+            Keys("swift"),
+            "alpha.dp0-tp0",
+            lambda address: "box/1234/1000",
+            lambda all_: self.told.append(dict(all_)),
+            lambda: self.now,
         )
 
     def __call__(self, seconds: float = 0.0) -> bool:
@@ -273,7 +278,7 @@ def test_a_lender_is_found_soon_however_rarely_state_is_published(redis: RealRed
 def test_only_lenders_of_this_machine_and_user_are_neighbours(lookers: Lookers, redis: RealRedis) -> None:
     lookers.start("one")
     lookers.start("two")
-    lookers.start("elsewhere", scope="there/1/2")
+    lookers.start("elsewhere", scope="there")
     wait_for(lambda: lookers.now("one") == {"two.dp0-tp0"} and lookers.now("two") == {"one.dp0-tp0"}, "each other")
     wait_published(redis, "swift:elsewhere:dp0-tp0:rank")
     wait_published(redis, "swift:one:dp0-tp0:rank")
@@ -304,7 +309,13 @@ def test_ranks_of_one_server_are_neighbours_of_each_other(redis: RealRedis, publ
     for rank in ranks:
         told = MadeUp()
         told.lending = leases(f"alpha.{rank}")
-        options = {"rank": rank, "ranks": ranks, "leader": rank == ranks[0], "lends": True, "scope": "here/1/2"}
+        options = {
+            "rank": rank,
+            "ranks": ranks,
+            "leader": rank == ranks[0],
+            "lends": True,
+            "scope": lambda address: "here",
+        }
         publish(redis, told, **options, on_neighbours=lambda lenders, rank=rank: heard.update({rank: dict(lenders)}))
     wait_for(lambda: len(heard) == 2, "each other")
     assert {rank: set(lenders) for rank, lenders in heard.items()} == {
@@ -365,10 +376,10 @@ def test_who_could_not_be_told_is_told_again(redis: RealRedis, publish: Publish)
         if len(calls) < 3:
             raise OSError("planted")
 
-    one = publish(redis, MadeUp(), events, lends=True, on_neighbours=fail_twice, scope="here/1/2")
+    one = publish(redis, MadeUp(), events, lends=True, on_neighbours=fail_twice, scope=lambda address: "here")
     other = MadeUp()
     other.lending = leases("beta.dp0-tp0", address=address("beta"))
-    publish(redis, other, server="beta", lends=True, scope="here/1/2")
+    publish(redis, other, server="beta", lends=True, scope=lambda address: "here")
     wait_for(lambda: len(calls) == 3, "the third time")
     wait_published(redis)
     assert calls == [{"beta.dp0-tp0": address("beta")}] * 3
@@ -384,11 +395,29 @@ def test_who_does_not_borrow_does_not_look(redis: RealRedis, publish: Publish) -
     assert "cmdstat_zrange" not in redis.admin.info("commandstats")  # type: ignore[operator]
 
 
-def test_the_scope_is_this_machine_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = neighbours.lease_scope()
-    host, boot, user = here.split("/")
-    assert host
+def test_the_scope_is_this_boot_user_and_directory(tmp_path: Path) -> None:
+    mine, others = tmp_path / "mine", tmp_path / "others"
+    mine.mkdir(), others.mkdir()
+    boot, user, directory = neighbours.lease_scope(f"ipc://{mine}/alpha.lease").split("/")
     assert boot
     assert user.isdecimal()
-    monkeypatch.setattr("socket.gethostname", lambda: "container-1")
-    assert neighbours.lease_scope() == f"container-1/{boot}/{user}"
+    assert directory
+    (tmp_path / "link").symlink_to(mine)  # as a container mounts it under another name
+    assert neighbours.lease_scope(f"ipc://{tmp_path}/link/beta.lease") == f"{boot}/{user}/{directory}"
+    assert neighbours.lease_scope(f"ipc://{others}/alpha.lease") not in ("", f"{boot}/{user}/{directory}")
+    assert neighbours.lease_scope(f"ipc://{tmp_path}/gone/alpha.lease") == ""
+
+
+def test_an_address_that_nobody_can_be_reached_at_is_no_neighbours(redis: RealRedis, publish: Publish) -> None:
+    """As of a lender in a container whose directory of this name is not ours, or that we do not have."""
+    heard: list[dict[str, str]] = []
+    other, third = MadeUp(), MadeUp()
+    other.lending = leases("beta.dp0-tp0", address=address("beta"))
+    third.lending = leases("gamma.dp0-tp0", address=address("gamma"))
+    own = {address("beta"): "", address("gamma"): "here"}
+    publish(redis, lends=True, on_neighbours=lambda all_: heard.append(dict(all_)), scope=lambda at: own.get(at, "-"))
+    publish(redis, other, server="beta", lends=True, scope=lambda at: "")
+    publish(redis, third, server="gamma", lends=True, scope=lambda at: "here")
+    wait_published(redis, "swift:beta:dp0-tp0:rank")
+    wait_for(lambda: heard and "gamma.dp0-tp0" in heard[-1], "the one that can be")
+    assert all("beta.dp0-tp0" not in told for told in heard)

@@ -485,7 +485,7 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
     telemetry, log = MadeUp(), EventLog(time.time)
     telemetry.over = [ended("two", time.time() - 1)]
     log.emit("device.out", device="/ssd1", pages=12)
-    publish(redis, telemetry, log, lends=True)
+    publish(redis, telemetry, log, lends=True, scope=lambda address: "box/1/2:3")
     wait_published(redis)
     with BusReader(redis.client()) as reader:
         (state,) = reader.snapshot().servers

@@ -47,7 +47,7 @@ class Server(MadeUp):
             Faults(events),
             leases=None,
             gpu=None,
-            scope="",
+            scope=lambda address: "",
             leader=True,
             runner=ThreadRunner(lambda: self.now, lambda: self.now),
         )

@@ -41,12 +41,12 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
             telemetry.stack(),
             telemetry.engine(),
             PublisherNumbers(),
-            lease_sums(telemetry.leases(), "box/1/2"),
+            lease_sums(telemetry.leases(), lambda address: "box/1/2"),
             ["device-host"],
             time=1.5,
             pid=7,
         ),
-        records.rank_record(None, None, PublisherNumbers(), lease_sums(None, ""), [], time=1.5, pid=7),
+        records.rank_record(None, None, PublisherNumbers(), lease_sums(None, str), [], time=1.5, pid=7),
     ],
     "tier": [
         records.tier_record(telemetry.tier(), RECENT, time=1.5),
@@ -195,7 +195,7 @@ def test_leases_are_bounded_but_their_sums_are_not() -> None:
     few = partners(many, own)
     assert len(few) == MOST_PARTNERS
     assert f"b{3 * MOST_PARTNERS - 1}.dp0-tp0" in few, "who holds most"
-    sums = lease_sums(telemetry.leases(lent=tuple(many)), "box/1/2")
+    sums = lease_sums(telemetry.leases(lent=tuple(many)), lambda address: "box/1/2")
     assert sums["lent_bytes"] == sum(view.bytes for view in many)
     assert len(str(sums["lends_to"]).split(",")) == MOST_PARTNERS
     record = leases_record([telemetry.lease(n, own, "b") for n in range(1000)], at_donor=True, time=1.5)
@@ -204,7 +204,7 @@ def test_leases_are_bounded_but_their_sums_are_not() -> None:
 
 
 def test_who_lends_nothing_has_no_address() -> None:
-    sums = lease_sums(telemetry.leases(address="", lent=(), limit_bytes=None), "box/1/2")
+    sums = lease_sums(telemetry.leases(address="", lent=(), limit_bytes=None), lambda address: "box/1/2")
     assert (sums["lease_address"], sums["lease_scope"], sums["lends_to"], sums["lent_bytes"]) == ("", "", "", 0)
     assert sums["lend_limit_bytes"] is None
 

@@ -223,7 +223,7 @@ def test_the_rights_of_a_server_suffice(redis: RealRedis, publish: Callable[...,
     config = msgspec.structs.replace(grant(redis, "swift-server"), interval=0.1, control=True)
     told: list[BusPublisher] = []
     lenders: list[str] = []
-    look = {"lends": True, "scope": "box/1234/1000", "on_neighbours": lenders.extend}
+    look = {"lends": True, "scope": lambda address: "box/1234/1000", "on_neighbours": lenders.extend}
     told.append(publish(config, on_order=lambda entry: told[0].report(entry["id"], ""), **look))
     HandWritten(redis.admin, "beta", lends=True).write()
     wait_for(lambda: lenders == ["beta.dp0-tp0"], "the lender")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -409,6 +410,35 @@ def test_garbage_is_counted_and_ignored(donor: Donor, caller: Caller, open_thing
     assert caller.ask(Store(1, 1, 0, 0)) == [True]
     assert caller.read(0) == [3]
     assert "faults" not in donor.counters
+
+
+def test_who_is_in_is_served_while_nobody_else_can_come_in(
+    donor: Donor, caller: Caller, open_things: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """As where a process has no descriptors left."""
+    monkeypatch.setattr(arena_server, "CLOSED_SECONDS", 0.05)
+    listener, refusals = donor.server._listener, iter(range(3))
+
+    class Exhausted:
+        def accept(self) -> Any:
+            if next(refusals, None) is not None:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    donor.server._listener = Exhausted()
+    raw_connection(donor, open_things)
+    caller.stage(0, 3)
+    while donor.counters.get("faults", 0) < 3:
+        assert caller.ask(Store(1, 1, 0, 0)) == [True]
+    late = Caller(donor, Party("c", 9))
+    open_things.append(late)
+    assert late.client.arena is not None, "it came in once there was room"
+    assert [record.message for record in caplog.records if "nobody new" in record.message] == [
+        "swift-tiers: arena socket: nobody new can come in"
+    ]
 
 
 def test_staging_memory_that_could_be_taken_away_is_refused(donor: Donor, open_things: list[Any]) -> None:
