@@ -181,6 +181,14 @@ def dump_config(config: TiersConfig) -> dict[str, Any]:
     return result
 
 
+def shown_config(config: TiersConfig) -> dict[str, Any]:
+    """The configuration for everybody to read: as of `dump_config`, but of `remote.options`, which may hold an engine's
+    secrets, only what they are called."""
+    shown = dump_config(config)
+    shown["remote"]["options"] = dict.fromkeys(shown["remote"]["options"], "...")
+    return shown
+
+
 class FieldText(NamedTuple):
     """One line of `swift-tiers config --explain`."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_serving
 
 from swift_tiers.radix_tiering.base.config import BusConfig
-from swift_tiers.radix_tiering.base.read_config import dump_config
+from swift_tiers.radix_tiering.base.read_config import shown_config
 from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Order, SetPolicy
 from swift_tiers.radix_tiering.bus.contract.policy_values import section_of
 from swift_tiers.radix_tiering.bus.contract.records import ServerInfo
@@ -71,7 +71,7 @@ class RankPublisher:
         bus, rank = stack.config.bus, current_rank().name
         assert bus.server is not None, "named when the arguments were resolved"
         self._stack = stack
-        self._configuration = dump_config(stack.config)
+        self._configuration = shown_config(stack.config)
         info = server_info(server_args, bus, self._configuration)
         self._publisher = BusPublisher(
             bus,
@@ -101,5 +101,5 @@ class RankPublisher:
     def _told(self, order: Order, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
         if isinstance(order.command, SetPolicy):
             section, _ = section_of(order.command.field)
-            self._configuration[section] = dump_config(self._stack.config)[section]
+            self._configuration[section] = shown_config(self._stack.config)[section]
         self._publisher.report(order.id, outcome, for_group=for_group)

@@ -8,7 +8,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.read_config import dump_config, explain, load_config, parse_config
+from swift_tiers.radix_tiering.base.read_config import dump_config, explain, load_config, parse_config, shown_config
 from swift_tiers.radix_tiering.base.units import Duration, Size, format_size
 
 
@@ -179,3 +179,19 @@ def test_every_field_is_explained():
         assert line.description
         assert line.kind
         assert line.default
+
+
+def test_what_everybody_may_read_has_no_secrets_of_an_engine() -> None:
+    config = parse_config(
+        {
+            "remote": {
+                "engine": "seaweedfs",
+                "options": {"secret_key": "hidden", "more": {"token": "hidden"}, "pin": 4711},
+            }
+        }
+    )
+    shown = json.dumps(shown_config(config))
+    assert "hidden" not in shown
+    assert "4711" not in shown
+    assert "secret_key" in shown, "what it was told is to be seen, not what about"
+    assert config.remote.options["secret_key"] == "hidden"
