@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS, probe_name
 from swift_tiers.radix_tiering.tiers.remote.reads import MOST_TOGETHER, OBJECTS_TOGETHER
+from swift_tiers.radix_tiering.tiers.remote.rumours import BELIEVED_SECONDS
 from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
 from swift_tiers.radix_tiering.tiers.tier import Chain
 
@@ -195,6 +196,43 @@ def test_what_is_there_is_not_written_again(machines: Machines) -> None:
 
 
 @on_machines
+def test_a_store_that_was_emptied_is_filled_again(machines: Machines) -> None:
+    """By those who knew what was there: they ask, hear that it is not, compute it, and send it."""
+    first, second, keys = machines.sent()
+    assert get(second, keys) == 2 * RUN
+    whole = set(machines.store.objects)
+    machines.store.objects.clear()
+    for stack in (first, second):
+        stack.flush(memory=True, durable=True)
+        machines.runner.sleep(1.0)
+        assert get(stack, keys) == 0
+    put(second, keys)
+    wait_sent(second)
+    assert set(machines.store.objects) == whole
+
+
+@on_machines
+def test_a_store_that_another_one_has_taken_the_place_of_is_filled_again(machines: Machines) -> None:
+    """While nobody asks: with another life of the engine, or some minutes later, nothing is believed to be there."""
+    first, _, keys = machines.sent()
+    whole = set(machines.store.objects)
+    for way in ("another life", "minutes later"):
+        machines.store.objects.clear()
+        if way == "another life":
+            machines.fail("exists", EngineFault.DIES)
+            other = run_of("other")
+            assert get(first, other) == 0
+            machines.fail("exists", EngineFault.NONE)
+            wait_until(lambda: snapshot(first).ready, "it does not come back", first)
+        else:
+            machines.runner.sleep(BELIEVED_SECONDS)
+        first.flush(memory=True, durable=False)
+        put(first, keys)
+        wait_sent(first)
+        assert set(machines.store.objects) == whole, way
+
+
+@on_machines
 def test_only_what_is_used_again_is_written(machines: Machines) -> None:
     first = machines.server(admission="reuse")
     keys = run_of("a", 2)
@@ -261,6 +299,65 @@ def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
     machines.runner.sleep(10.0)
     assert snapshot(second).breaker == "closed"
     assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_an_engine_is_not_to_blame_for_what_takes_long_here(machines: Machines) -> None:
+    """It answers at once; the tier's thread hears it when it has packed what is to be written."""
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 4)
+    put(first, keys)
+    wait_sent(first)
+    worker = second.tiers["remote"]._worker  # type: ignore[attr-defined]
+    pack = worker._writes._fingerprint
+
+    def slowly(page: np.ndarray) -> bytes:
+        machines.runner.sleep(0.015)
+        return pack(page)  # type: ignore[no-any-return]
+
+    worker._writes._fingerprint = slowly
+    for name in "bcdefgh":
+        put(second, run_of(name, 2))
+        get(second, keys)
+    wait_sent(second)
+    assert not told(second, "remote.does_not_answer")
+    assert snapshot(second).breaker == "closed"
+
+
+@on_machines
+def test_an_error_of_ours_ends_neither_the_thread_nor_what_others_wait_for(machines: Machines) -> None:
+    _, second, keys = machines.sent()
+    worker = second.tiers["remote"]._worker  # type: ignore[attr-defined]
+    answers = worker.answers
+
+    class Fails:
+        def __enter__(self) -> None:
+            answers.__enter__()
+
+        def __exit__(self, *_: object) -> None:
+            answers.__exit__(None, None, None)
+            worker.answers = answers
+            raise AssertionError("an error of ours")
+
+    for place in ("told when all is answered", "when somebody is told", "when it is to be done"):
+        if place.startswith("told"):
+            worker.answers = Fails()
+        elif place.startswith("when somebody"):
+            worker._found.append(fail_once)
+        else:
+            due = worker._next_due
+            worker._next_due = lambda due=due: setattr(worker, "_next_due", due) or fail_once()
+        assert get(second, keys) == 2 * RUN, place
+        second.flush(memory=True, durable=True)
+        machines.runner.sleep(1.0)
+    began = machines.runner.monotonic()
+    assert get(second, keys) == 2 * RUN
+    assert machines.runner.monotonic() - began < 0.5
+    assert len(told(second, "remote.error")) == 2, "each error once"
+
+
+def fail_once() -> None:
+    raise RuntimeError("another error of ours")
 
 
 @on_machines

@@ -101,10 +101,12 @@ class OwnProcess:
                 raise
 
     def kill(self) -> None:
-        """A stopped one, too. When this returns it writes nowhere any more. Idempotent."""
+        """A stopped one, too. When this returns it writes nowhere any more, but for one that hangs in the kernel, which
+        goes when that lets it: what it may write to is used by nobody else. Idempotent."""
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(KILL_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_SECONDS)
 
     def how_it_ended(self) -> str:
         """Once it has."""

@@ -1,6 +1,8 @@
 """The line to the engine: its lives one after another, what it is asked, and how long an answer is waited for.
 
-    none --(its time)--> opening --(ready)--> asked --(gone, or stuck)--> none, for a while that is doubled each time
+    none --(its time)--> opening --(ready)--> asked --(gone, or stuck)--> none, for a while
+
+The while is doubled each time, until a life has lasted for longer than the longest.
 
 A slot that the engine was given is the engine's until it says that it is done with it, or is dead.
 """
@@ -84,6 +86,7 @@ class EngineLine:
         self._life = 0
         self._pause = FIRST_PAUSE
         self._opens_at = 0.0  # when the next life begins
+        self._began = 0.0  # when the last one did
         self._open_until = 0.0  # by when it has to be ready
         self._jobs: dict[int, _Job] = {}
         self._late: dict[int, _Job] = {}  # that nobody waits for any more
@@ -135,7 +138,7 @@ class EngineLine:
         if told.life != self._life:
             return
         if isinstance(event, EngineReady):
-            self.ready, self._pause = True, FIRST_PAUSE
+            self.ready = True
             self._emit("remote.engine_ready", life=self._life)
         elif isinstance(event, EngineGone):
             self._lose(event.reason)
@@ -210,6 +213,7 @@ class EngineLine:
 
     def _begin(self, now: float) -> None:
         self._life += 1
+        self._began = now
         life = self._life
         try:
             engine = self._open_engine(lambda event: self._told(LifeEvent(life, event)))
@@ -228,6 +232,8 @@ class EngineLine:
         self._rest(self._clock())
 
     def _rest(self, now: float) -> None:
+        if now - self._began > OPEN_SECONDS + MOST_PAUSE:
+            self._pause = FIRST_PAUSE  # it served
         self._opens_at = now + self._pause
         self._pause = min(MOST_PAUSE, 2 * self._pause)
 

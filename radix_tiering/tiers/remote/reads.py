@@ -119,6 +119,8 @@ class ObjectReads:
             count = there.index(False) if False in there else len(there)
             for end in ends[:count]:
                 self._rumours.is_there(chain.namespace, chain.keys[end])
+            for end in ends[count:]:
+                self._rumours.is_not_there(chain.namespace, chain.keys[end])
             pages = ends[count - 1] + 1 if count else 0
             self.counts["found_pages"] += pages
             if pages and self._probe is not None:
@@ -129,7 +131,8 @@ class ObjectReads:
             self.counts["lookups_late"] += 1
             self._found.append(partial(finding.done, []))
 
-        asks = bool(names) and self._line.open
+        # Where this thread itself took too long, the engine is not to blame.
+        asks = bool(names) and self._line.open and self._clock() < finding.until
         if not asks or not self._line.ask("exists", names, (), finding.until, found, late):
             self._found.append(partial(finding.done, []))
 

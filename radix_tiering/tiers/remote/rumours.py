@@ -12,6 +12,8 @@ from ...base.runner import Runner
 MOST = 1 << 14
 #: How long an object that was not there is not asked for, seconds: somebody may write it again.
 GONE_SECONDS = 60.0
+#: How long a run is believed to be there, seconds: engines drop what is old, and a store that was emptied tells nobody.
+BELIEVED_SECONDS = 600.0
 
 
 class Rumours:
@@ -19,21 +21,32 @@ class Rumours:
 
     def __init__(self, runner: Runner) -> None:
         self._lock = runner.lock()
-        self._there: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()  # namespace and last key of runs
+        self._clock = runner.monotonic
+        self._there: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()  # namespace, last key of runs: until when
         self._lost: OrderedDict[str, float] = OrderedDict()  # objects, by name: until when
 
     def is_there(self, namespace: bytes, key: bytes) -> None:
         """The run that ends with this page."""
         with self._lock:
-            self._there[namespace, key] = None
+            self._there[namespace, key] = self._clock() + BELIEVED_SECONDS
             self._there.move_to_end((namespace, key))
             while len(self._there) > MOST:
                 self._there.popitem(last=False)
 
-    def lacks(self, namespace: bytes, key: bytes) -> bool:
-        """Whether nobody has said that this run is there."""
+    def is_not_there(self, namespace: bytes, key: bytes) -> None:
+        """The run that ends with this page."""
         with self._lock:
-            return (namespace, key) not in self._there
+            self._there.pop((namespace, key), None)
+
+    def lacks(self, namespace: bytes, key: bytes) -> bool:
+        """Whether nobody has said of late that this run is there."""
+        with self._lock:
+            return self._there.get((namespace, key), -math.inf) <= self._clock()
+
+    def engine_ended(self) -> None:
+        """Its store may be another one when it is begun again."""
+        with self._lock:
+            self._there.clear()
 
     def is_gone(self, name: str, now: float) -> None:
         """An object that should be there is not: what is believed of all runs is too old to be believed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -22,8 +23,10 @@ from .reads import ObjectReads, RunSearch, WantedPage
 from .rumours import Rumours
 from .writes import ObjectWrites
 
-#: How long the thread waits where nothing is due, seconds.
-IDLE_SECONDS = 60.0
+logger = logging.getLogger(__name__)
+
+#: How long the thread waits where nothing is due, and rests after an error of ours, seconds.
+IDLE_SECONDS, FAULT_SECONDS = 60.0, 0.1
 CLOSING = "the tier is closed"
 
 
@@ -60,8 +63,10 @@ class RemoteWorker:
         self._clock = clock = runner.monotonic
         self._events = events
         self._inbox = runner.queue()
+        self._sleep = runner.sleep
         self._found: list[Callable[[], None]] = []  # who asked is told at the end of a round
         self._ended: list[Callable[[], None]] = []  # of reads and writes
+        self._last_fault = ""
         self._closing = False
         self._closed = runner.lock()
         self.line = EngineLine(
@@ -117,26 +122,53 @@ class RemoteWorker:
     # ---- the thread ----
 
     def _loop(self) -> None:
-        while True:
+        goes_on = True
+        while goes_on:
             try:
-                work = self._inbox.get(timeout=self._next_due())
-            except Empty:
-                work = ()
-            if work is None:
-                break
-            try:
-                self._handle(work)
-                self._look_at_the_time()
-                self._go_on()
+                goes_on = self._round()
             except Exception as error:  # noqa: BLE001 - whoever waits has a deadline, and the next one is served
-                self._emit("remote.error", error=repr(error))
-            self._tell()
+                self._fault(error)
+                self._sleep(FAULT_SECONDS)
         self.line.end(CLOSING)
         while not self._inbox.empty():
             work = self._inbox.get()
             if work is not None:
                 self._refuse(work)
         self._tell()
+
+    def _round(self) -> bool:
+        """Wait until there is something to do, and do it; False: the tier is to be closed."""
+        try:
+            works = [self._inbox.get(timeout=self._next_due())]
+        except Empty:
+            works = []
+        # What has come is not late for having waited here.
+        while works and not self._inbox.empty():
+            works.append(self._inbox.get())
+        goes_on = None not in works
+        try:
+            for work in works:
+                self._guarded(lambda work=work: self._handle(work))  # type: ignore[misc]
+            if goes_on:
+                self._look_at_the_time()
+                self._go_on()
+        finally:
+            self._tell()
+        return goes_on
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """What goes wrong with one harms nobody else."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - it is told
+            self._fault(error)
+
+    def _fault(self, error: Exception) -> None:
+        """Tell an error of ours; one that comes again and again is told once."""
+        told, self._last_fault = self._last_fault, repr(error)
+        if told != self._last_fault:
+            logger.error("swift-tiers: the remote tier's thread failed", exc_info=error)
+            self._emit("remote.error", error=repr(error))
 
     def _handle(self, work: Any) -> None:
         if isinstance(work, LifeEvent):
@@ -167,11 +199,11 @@ class RemoteWorker:
         self._found.clear()
         self._ended.clear()
         for tell in found:
-            tell()
+            self._guarded(tell)
         if ended:
             with self.answers:
                 for tell in ended:
-                    tell()
+                    self._guarded(tell)
 
     def _look_at_the_time(self) -> None:
         now = self._clock()
@@ -200,6 +232,7 @@ class RemoteWorker:
         return max(0.0, min(due if probed_at is None else [*due, probed_at]) - now)
 
     def _life_ended(self, why: str) -> None:
+        self.rumours.engine_ended()
         self._reads.end()
         self._writes.end(why)
 

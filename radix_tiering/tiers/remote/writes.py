@@ -20,8 +20,9 @@ from .line import AWAY, EngineLine
 from .objects import ObjectHeader, ObjectNames, ObjectShape, wrap
 from .rumours import Rumours
 
-#: Objects written in one job: an engine that hangs costs one job, whole.
-OBJECTS_TOGETHER = 8
+#: Objects written in one job, and bytes, where that is more than one: an engine that hangs costs one job, whole, and
+#: whoever asks what is there waits while they are copied and verified, a millisecond or two.
+OBJECTS_TOGETHER, BYTES_TOGETHER = 8, 8 << 20
 #: Runs that may be under way.
 MOST_RUNS = 2
 #: How long a run may take to be written, seconds.
@@ -109,7 +110,8 @@ class ObjectWrites:
             self._under_way -= 1
             return
         objects = (len(run.writes) - run.at) // shape.pages
-        taken = slots.take(min(OBJECTS_TOGETHER, max(1, objects - 1)))
+        most = max(1, min(OBJECTS_TOGETHER, BYTES_TOGETHER // shape.stride, objects - 1))
+        taken = slots.take(most)
         if not taken:
             self._stop(run, "no arrival memory is free")
             return

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
 from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
-from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, MOST_PAUSE, EngineLine, LifeEvent
+from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, MOST_PAUSE, OPEN_SECONDS, EngineLine, LifeEvent
 
 from support.examples import examples
 
@@ -178,3 +178,20 @@ def test_an_engine_that_takes_nothing_is_not_asked_without_end() -> None:
         world.do("next")
         world.do("answer")
     assert world.line.open
+
+
+def test_an_engine_that_dies_as_soon_as_it_is_ready_is_begun_more_and_more_seldom() -> None:
+    """To begin one takes seconds of a core."""
+    world = Line()
+    world.turn()
+    end = world.now + 600.0
+    while world.now < end:
+        world.do("ready")
+        world.do("die")
+        world.do("next")
+    assert len(world.engines) < 20
+    pause = world.line._pause
+    world.do("ready")
+    world.pass_time(2 * OPEN_SECONDS)
+    world.do("die")
+    assert world.line._pause < pause, "it has served"
