@@ -83,7 +83,7 @@ def read_object(text: str) -> dict[str, Any]:
     """A JSON object; empty where the text is something else."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

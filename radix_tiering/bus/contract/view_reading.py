@@ -44,7 +44,10 @@ def read_view(kind: type[AnyView], said: Mapping[str, str], **known: Any) -> Any
     for name, family in of_kind.families:
         fields[name] = family_of(said, family)
     for name, read in of_kind.readers:
-        fields[name] = read(fields.get(name, ""))
+        try:
+            fields[name] = read(fields.get(name, ""))
+        except (ValueError, RecursionError):  # a number of thousands of digits; a thousand brackets
+            fields[name] = read("")
     fields.update(known)
     try:
         view = msgspec.convert(fields, kind, strict=False)

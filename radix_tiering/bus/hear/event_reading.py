@@ -7,6 +7,7 @@ stream before it was read, or went with a Redis that lost its data: whichever it
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from ..contract.round_trips import Question, RoundTrips
 
 #: An entry before all others.
 BEGINNING = "0-0"
+
+#: A number of an event.
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
 
 #: How far two measurements of the same clock's offset may be apart, seconds.
 OFFSET_SECONDS = 1.0
@@ -161,7 +165,7 @@ def read_event(server: str, entry: Entry, now: float, offset: float | None) -> S
         server=server,
         rank=said.get("rank", ""),
         entry=identifier,
-        sequence=int(sequence) if sequence.isdecimal() else 0,
+        sequence=int(sequence) if _COUNT.fullmatch(sequence) else 0,
         time=time,
         happened=happened,
         age_seconds=max(0.0, now - happened),

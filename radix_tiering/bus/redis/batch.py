@@ -34,7 +34,7 @@ class RedisBatch:
         A command that is refused keeps none of the others from being carried out; then the first refusal is raised at
         the end. Raises what redis-py raises.
         """
-        from redis.exceptions import RedisError  # a server without a bus runs without redis
+        from redis.exceptions import RedisError, ResponseError  # a server without a bus runs without redis
 
         refusal: RedisError | None = None
         for start in range(0, len(self._commands), MOST_COMMANDS):
@@ -42,8 +42,10 @@ class RedisBatch:
             pipeline = client.pipeline(transaction=False)
             for command, _ in part:
                 pipeline.execute_command(*command)
-            for answer, (_, reply) in zip(pipeline.execute(raise_on_error=False), part, strict=True):
+            for answer, (command, reply) in zip(pipeline.execute(raise_on_error=False), part, strict=True):
                 if isinstance(answer, RedisError):
+                    if "WRONGTYPE" in str(answer):
+                        answer = ResponseError(f"{answer}: {command[1]}")  # what to look for
                     refusal = refusal or answer
                 elif reply is not None:
                     reply(answer)

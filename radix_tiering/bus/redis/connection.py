@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ TIMEOUT_SECONDS = 1.0
 _PASSWORD_BYTES = 4096
 
 
-def connect(config: BusConfig, server: str) -> redis.Redis:
+def connect(config: BusConfig, server: str, introduce: Callable[[Any], None] | None = None) -> redis.Redis:
     """A client of the bus, connected and checked; `close` it. Text in, text out. Any thread may use it.
 
     It asks for RESP2. That is all that publishing and reading need, every proxy knows it, replies have one shape in
@@ -46,8 +46,8 @@ def connect(config: BusConfig, server: str) -> redis.Redis:
     better when to try again. After an error, prefer a new client to the old one: files are read here, so that a
     password or certificate that has changed is taken up.
 
-    `server` names this server in CLIENT LIST. Raises ConfigError for files that cannot be used, BusError for a Redis
-    that cannot.
+    `server` names this server in CLIENT LIST. `introduce`: what is done on every new connection. Raises
+    ConfigError for files that cannot be used, BusError for a Redis that cannot.
     """
     address = address_of(config)
     if address.path and config.url is None:
@@ -58,7 +58,7 @@ def connect(config: BusConfig, server: str) -> redis.Redis:
         db=address.database,
         credential_provider=_credentials(config),
         client_name=f"swift-tiers:{server}",
-        redis_connect_func=_introduce,  # type: ignore[arg-type]  # redis-py hands it the connection
+        redis_connect_func=introduce or _introduce,  # type: ignore[arg-type]  # redis-py hands it the connection
         protocol=2,
         decode_responses=True,
         encoding_errors="backslashreplace",
@@ -73,6 +73,15 @@ def connect(config: BusConfig, server: str) -> redis.Redis:
         client.close()
         raise
     return client
+
+
+def connect_once(config: BusConfig, server: str) -> redis.Redis:
+    """As `connect`; a connection that has broken is not replaced unseen, as redis-py does it: the next command raises
+    ConnectionEndedError.
+
+    Whoever has written must know: behind one address there may be another Redis by then, or an older copy of it.
+    """
+    return connect(config, server, _IntroducedOnce())
 
 
 def check(config: BusConfig) -> None:
@@ -120,6 +129,23 @@ def _introduce(connection: Any) -> None:
     """
     connection.driver_info = connection.lib_name = connection.lib_version = None
     connection.on_connect()
+
+
+class ConnectionEndedError(redis.ConnectionError):
+    """The one connection of a client has ended."""
+
+
+class _IntroducedOnce:
+    """`_introduce` for one connection alone."""
+
+    def __init__(self) -> None:
+        self._made = False
+
+    def __call__(self, connection: Any) -> None:
+        if self._made:
+            raise ConnectionEndedError("the connection has ended")
+        self._made = True
+        _introduce(connection)
 
 
 class _Password(CredentialProvider):
@@ -247,6 +273,8 @@ def _explain(error: RedisError | OSError, config: BusConfig) -> tuple[str, str]:
         else:
             remedy = "check that it runs, and bus.url (rediss:// if it speaks TLS)"
         return f"not reachable ({words})", remedy
+    if words.startswith("WRONGTYPE"):
+        return f"something else lies at a key of the bus ({words})", "remove that key, or set another bus.prefix"
     return f"refused a command ({words})", "see docs/bus.md for what it must allow"
 
 

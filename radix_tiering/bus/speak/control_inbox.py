@@ -18,6 +18,9 @@ from .inbox import Entry, Inbox
 MOST_ORDERS = 16
 #: Ids that are remembered, so that none is carried out twice, whatever Redis tells after a restart.
 MOST_IDS = 10_000
+#: Entries of the stream that are there when a server begins: those of one that had its name before. Operators keep no
+#: more of them.
+MOST_FORMER = 1000
 
 #: Characters of an author's name, as `commands.read_order` has it.
 MOST_AUTHOR = 200
@@ -43,13 +46,18 @@ class ControlInbox:
         *,
         leader: bool,
     ) -> None:
-        self.inbox = Inbox(keys.of("control", server=server), MOST_ORDERS)
+        key = keys.of("control", server=server)
+        self.inbox = Inbox(key, MOST_ORDERS, remembers=MOST_FORMER, former=self._remember_former)
         self._book = book
         self._hand_on = hand_on
         self._events = events
         self._faults = faults
         self._leader = leader
         self._ids: dict[str, None] = {}  # oldest first
+
+    def _remember_former(self, entries: list[Entry]) -> None:
+        """They were dealt with, or are too late: also where they come again, in a stream that has lost its end."""
+        self._ids.update(dict.fromkeys(fields["id"] for _, fields in entries if "id" in fields))
 
     def take(self, redis_now: float) -> bool:
         """Deal with what was read; whether there may be more to read."""

@@ -7,6 +7,7 @@ from typing import Any
 from ...base.events import EventLog
 from ..contract.records import event_record
 from ..redis.batch import RedisBatch, Reply
+from .inbox import entry_parts
 
 #: Events in one go.
 MOST_EVENTS = 256
@@ -35,8 +36,11 @@ class EventFeed:
         if self._anchor is None:
             return
         found: list[Any] = []
+        newest: list[Any] = []
         batch.add("XRANGE", self._key, self._anchor, self._anchor, reply=found.extend)
-        batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length))
+        batch.add("XREVRANGE", self._key, "+", "-", "COUNT", 1, reply=newest.extend)
+        last = lambda: entry_parts(newest[0][0]) if newest else (0, 0)  # noqa: E731 - when both have been answered
+        batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length, last()))
 
     def send(self, batch: RedisBatch) -> None:
         """Queue the oldest events that wait, at most `MOST_EVENTS`."""
@@ -61,7 +65,8 @@ class EventFeed:
 
         return confirm
 
-    def _checked(self, found: bool, length: int) -> None:
-        # A stream that has reached its cap loses its oldest entries without having vanished.
-        if not found and length < self._length:
+    def _checked(self, found: bool, length: int, last: tuple[int, int]) -> None:
+        # A stream that has reached its cap loses its oldest entries without having vanished. One that ends before what
+        # was sent is an older copy of it, as after a failover.
+        if not found and (length < self._length or (self._anchor is not None and last < entry_parts(self._anchor))):
             self._sent, self._anchor = 0, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..redis.batch import RedisBatch
@@ -14,17 +15,24 @@ _BEGINNING = "0-0"
 class Inbox:
     """One thread."""
 
-    def __init__(self, key: str, most: int) -> None:
-        """`most`: entries that are taken at a time."""
+    def __init__(
+        self, key: str, most: int, *, remembers: int = 1, former: Callable[[list[Entry]], None] = lambda entries: None
+    ) -> None:
+        """`most`: entries that are taken at a time. `former` is told, at the first look, the newest that are there, so
+        many as it `remembers`: they are for others, and may be read again where the stream is read from its
+        beginning."""
         self._key = key
         self._most = most
+        self._remembers = remembers
+        self._former = former
         self._position: str | None = None  # the last entry that was read, or that was there before the first look
         self._entries: list[Entry] = []
 
     def place(self, batch: RedisBatch) -> None:
         """To be done after every connecting, and before the first `ask`. Where a stream has begun anew, because Redis
         was emptied and its clock is behind the one before, reading does so too."""
-        batch.add("XREVRANGE", self._key, "+", "-", "COUNT", 1, reply=self._placed)
+        most = self._remembers if self._position is None else 1
+        batch.add("XREVRANGE", self._key, "+", "-", "COUNT", most, reply=self._placed)
 
     def ask(self, batch: RedisBatch) -> None:
         """Get what is new. Waits for nothing."""
@@ -41,7 +49,8 @@ class Inbox:
         last = newest[0][0] if newest else _BEGINNING
         if self._position is None:
             self._position = last
-        elif _parts(last) < _parts(self._position):
+            self._former([(entry, fields or {}) for entry, fields in newest])
+        elif entry_parts(last) < entry_parts(self._position):
             self._position = _BEGINNING
 
     def _read(self, streams: list[tuple[str, list[Any]]]) -> None:
@@ -50,6 +59,7 @@ class Inbox:
             self._position = entries[-1][0]
 
 
-def _parts(entry: str) -> tuple[int, int]:
+def entry_parts(entry: str) -> tuple[int, int]:
+    """The id of an entry in the order that streams have."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number)

@@ -26,7 +26,7 @@ from ..contract.neighbours import Neighbours, OnNeighbours, Scope, lease_name, l
 from ..contract.records import PublisherNumbers, ServerInfo
 from ..contract.schema import SCHEMA_VERSION, SERVER_TTL, Keys
 from ..redis.batch import RedisBatch
-from ..redis.connection import bus_errors, connect, describe
+from ..redis.connection import ConnectionEndedError, bus_errors, connect_once, describe
 from ..redis.outage import Outage
 from ..redis.redis_clock import RedisClock
 from ..redis.redis_server import EmbeddedRedis
@@ -74,7 +74,7 @@ class BusPublisher:
         scope: Scope = lease_scope,
         leader: bool,
         runner: Runner = THREADS,
-        client: Callable[[BusConfig, str], redis.Redis] = connect,
+        client: Callable[[BusConfig, str], redis.Redis] = connect_once,
     ) -> None:
         """Does nothing yet. `server` is its name on the bus, `rank` this rank's, as `dp0-tp0`.
 
@@ -214,7 +214,12 @@ class BusPublisher:
         try:
             with bus_errors(self._config):
                 self._ensure()
-                return self._turn()
+                try:
+                    return self._turn()
+                except ConnectionEndedError:  # since the last turn
+                    self._disconnect()
+                    self._ensure()
+                    return self._turn()
         except (BusError, ConfigError) as error:
             self._disconnect()
             return self._outage.failed(error, self._patience())

@@ -178,11 +178,12 @@ def test_a_redis_whose_clock_is_behind_that_of_the_one_before(
 
 def test_entries_that_make_no_sense_are_shown_as_they_are(reader: BusReader, alpha: HandWritten) -> None:
     alpha.client.xadd(alpha.key("events"), {"sequence": "x", "time": "nan", "fields": "[1]"})
-    alpha.client.xadd(alpha.key("events"), {"kind": "odd"})
+    alpha.client.xadd(alpha.key("events"), {"kind": "odd", "sequence": "9" * 5000, "fields": "[" * 100_000})
     first, second = reader.events("alpha").items
     assert isinstance(first, StreamEvent)
     assert isinstance(second, StreamEvent)
     assert (first.sequence, first.time, first.fields, second.kind) == (0, None, {}, "odd")
+    assert (second.sequence, second.fields) == (0, {})
     assert first.age_seconds < 60, "as old as its entry"
 
 

@@ -42,10 +42,11 @@ class Operator:
         self.redis = redis
         self.taken: list[dict[str, str]] = []
 
-    def send(self, identifier: str, seconds: float = 60.0, **changes: str) -> None:
+    def send(self, identifier: str, seconds: float = 60.0, **changes: str) -> str:
+        """The entry's id."""
         now = self.redis.admin.time()
         order = Order(id=identifier, author="ann", deadline=now[0] + now[1] / 1e6 + seconds, command=Flush())
-        self.redis.admin.xadd(CONTROL, {**write_order(order), **changes})  # type: ignore[arg-type]
+        return self.redis.admin.xadd(CONTROL, {**write_order(order), **changes})  # type: ignore
 
     def ids(self) -> list[str]:
         return [read_order(entry).id for entry in self.taken]
@@ -285,6 +286,23 @@ def test_reading_begins_anew_where_the_stream_is_behind(redis, operator, obey) -
     operator.send("c1")
     operator.wait_for("c1", "accepted")
     assert operator.ids() == ["future", "c1"]
+
+
+def test_commands_of_the_server_before_it_stay_as_they_are_where_the_stream_loses_its_end(redis, operator, obey):
+    """It is read from its beginning then: as after a failover, or where an operator removes his last command."""
+    operator.send("former", seconds=-1)
+    operator.send("former-long", seconds=3600)
+    redis.admin.hset("swift:alpha:command:former", mapping={"state": "done"})
+    obey()
+    last = operator.send("c1")
+    operator.wait_for("c1", "accepted")
+    redis.admin.xdel(CONTROL, last)
+    redis.admin.client_kill_filter(_type="normal", skipme=True)
+    wait_published(redis)
+    operator.send("c2")
+    operator.wait_for("c2", "accepted")
+    assert operator.ids() == ["c1", "c2"]
+    assert redis.admin.hget("swift:alpha:command:former", "state") == "done"
 
 
 def test_a_command_sent_while_the_publisher_cannot_be_reached(own_redis, obey) -> None:

@@ -160,6 +160,33 @@ def test_a_flush_is_noticed_without_a_new_event(redis, publish, events) -> None:
     assert entries(redis) == [1, 2, 3, 4, 5]
 
 
+def test_a_full_stream_that_has_lost_its_end_is_not_one_that_has_lost_its_beginning(redis) -> None:
+    """As of an older copy, after a failover: what was sent since is sent again."""
+    log = EventLog(time.time)
+    feed = EventFeed(log, EVENTS, "dp0-tp0", 3)
+    for emitted in (6, 0):
+        for _ in range(emitted):
+            log.emit("test")
+        batch = RedisBatch()
+        feed.check(batch)
+        feed.send(batch)
+        batch.run(redis.admin)
+    kept = redis.admin.xrange(EVENTS)
+    redis.admin.xdel(EVENTS, *[entry for entry, _ in kept[-2:]])
+    for _ in range(2):  # what is missing is seen, and then sent
+        batch = RedisBatch()
+        feed.check(batch)
+        feed.send(batch)
+        batch.run(redis.admin)
+    assert entries(redis)[-1] == 6
+    redis.admin.xtrim(EVENTS, maxlen=2, approximate=False)
+    redis.admin.xdel(EVENTS, redis.admin.xrange(EVENTS)[0][0])
+    batch = RedisBatch()
+    feed.check(batch)
+    batch.run(redis.admin)
+    assert not feed.waiting, "it is there"
+
+
 def test_each_rank_finds_out_for_itself(redis, publish) -> None:
     """After a flush another rank is quicker: that there is a stream again does not mean that one's own events are."""
     slow, quick = EventLog(time.time), EventLog(time.time)

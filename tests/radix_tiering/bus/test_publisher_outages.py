@@ -152,6 +152,18 @@ def test_restarted_so_quickly_that_no_try_fails(own_redis, publish, events) -> N
         wait_for(lambda: own_redis.admin.xlen(EVENTS) >= 1, "the event")
 
 
+def test_an_older_copy_in_its_place(own_redis, publish, events) -> None:
+    """As after a failover behind one address: the connection ends, and redis-py would make another unseen."""
+    publish(own_redis, events=events)
+    wait_whole(own_redis)
+    pid = own_redis.admin.hget("swift:alpha:dp0-tp0:rank", "pid")
+    own_redis.admin.hset("swift:alpha:dp0-tp0:rank", "pid", "as it was before")
+    wait_published(own_redis)
+    assert own_redis.admin.hget("swift:alpha:dp0-tp0:rank", "pid") == "as it was before", "only changes are sent"
+    own_redis.admin.client_kill_filter(_type="normal", skipme=True)
+    wait_for(lambda: own_redis.admin.hget("swift:alpha:dp0-tp0:rank", "pid") == pid, "all of it, anew")
+
+
 def test_restarted_with_what_it_had(own_redis, publish, events) -> None:
     publish(own_redis, events=events)
     events.emit("test")
@@ -275,7 +287,7 @@ def test_a_replica(own_redis, publish, events, caplog) -> None:
 
 def test_a_key_of_another_type_is_in_the_way(own_redis, publish, events, caplog) -> None:
     own_redis.admin.set("swift:servers", "mine")
-    with one_outage(events, caplog, "WRONGTYPE"):
+    with one_outage(events, caplog, "swift:servers); remove that key"):
         one = publish(own_redis, events=events)
         wait_tries(events, 2, one)
         own_redis.admin.delete("swift:servers")

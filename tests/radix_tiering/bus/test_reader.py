@@ -816,6 +816,14 @@ def test_what_no_server_would_answer_is_not_asked(redis: RealRedis, reader: BusR
     assert not redis.admin.exists(alpha.key("questions"))
 
 
+def test_what_nobody_can_read_blinds_nobody(reader: BusReader, alpha: HandWritten) -> None:
+    """A thousand brackets, a number of thousands of digits: each counts as not said."""
+    alpha.hash("info", {"configuration": "[" * 100_000})
+    (server,) = reader.snapshot().servers
+    assert server.server.configuration == {}
+    assert server.server.model
+
+
 @pytest.mark.usefixtures("_slow")
 @pytest.mark.parametrize("said", ["free", "free x", "free -1", "free 1 cached", "12 free 3"])
 def test_cells_that_cannot_be_read_are_none(reader: BusReader, alpha: HandWritten, said: str) -> None:
@@ -832,6 +840,7 @@ def test_cells_that_cannot_be_read_are_none(reader: BusReader, alpha: HandWritte
         ("prefix", f"1:{'12' * 8}:host"),
         ("prefix", f"1:{'12' * 8}:host=1,ssd=0"),
         ("prefix", f"x:{'12' * 8}:-"),
+        ("prefix", f"{'1' * 5000}:{'12' * 8}:-"),
         ("nodes", "1:2:3"),
         ("nodes", "1:2:3:4:5:6:seven:"),
         ("nodes", "1:2::4:5:6:7:"),
