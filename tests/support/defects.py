@@ -89,7 +89,7 @@ FOUND = [
     Defect("what the device says is not looked at", Verifier, "verified", "if changed:", "if False:"),
     Defect("a page is taken for the one before it in its slot", HostTier, "allocate", "self.digests.forget(slot)",
            "pass"),
-    Defect("requests that are over keep their pins", Restorer, "_give_back",
+    Defect("requests that are over keep their pins", Restorer, "_unpin",
            "self._table.unpin_all(some)", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",
            "if lies and self._table.settle(page) and not page.dropped:", "if False:"),
@@ -139,8 +139,8 @@ NOT_FOUND: dict[Defect, str] = {
         "the scenario recall-prefix finds it, see test_worlds_find",
     Defect("what is damaged is dropped nowhere", Mover, "_settle_otherwise", "self._table.drop(page)", "pass"):
         "it is verified again before it is served",
-    Defect("requests that wait for room are forgotten", Restorer, "_give_back", "for restore in waiting:",
-           "for restore in ():"):
+    Defect("requests that wait for room are forgotten", Restorer, "_start_deferred", "while len(passed) < MOST_PASSED:",
+           "while False:"):
         "polls and later requests start them",
     Defect("nobody learns that a part is saved", Parts, "_saved", "self._idle.notify_all()", "pass"):
         "only the last look of worlds waits for that, when all has been saved",

@@ -13,7 +13,8 @@ from swift_tiers.ops.lab.torture.outcome import RANK_HAPPENINGS
 from swift_tiers.ops.lab.torture.plan import RANKS, make_plan, ranks_of
 from swift_tiers.ops.lab.torture.ranks.server import Servers, arguments
 
-from support.rank_defects import ON_RANKS
+from support.finding import put_in
+from support.rank_defects import NOT_FOUND, ON_RANKS
 from support.scheduler_process import SchedulerProcess
 
 #: Found again in the default run: B3 and B11 of the first look from outside.
@@ -106,3 +107,10 @@ def test_a_seed_is_one_history(scheduler) -> None:
 def test_defects_of_the_way_to_sglang_are_found(scheduler, name: str) -> None:
     """Two that the project had are found in the default run, too."""
     assert scheduler(first_failure, name, MOST) is not None
+
+
+@pytest.mark.parametrize("defect", NOT_FOUND, ids=lambda defect: defect.name)
+def test_every_defect_can_be_put_in(defect) -> None:
+    """The table follows the engine."""
+    with put_in(defect):
+        pass
