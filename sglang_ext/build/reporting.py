@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 
 from ..tell.answers import RankAnswerer
 from ..tell.gpu_sampling import gpu_sampler
-from ..tell.orders import Orders, install
+from ..tell.orders import Orders, expect, install
 from ..tell.sampler import Sampler
 from ..tell.telemetry import SchedulerTelemetry
 
@@ -109,6 +109,7 @@ class Reporting:
         bus = self._stack.config.bus
         if not (bus.enabled and bus.control):
             return None
+        expect(self._scheduler)
         parallel = get_parallel()
         orders = Orders(self._stack, leads=parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0)
         install(self._scheduler, orders)

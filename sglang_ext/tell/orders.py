@@ -135,11 +135,21 @@ def _nobody(order: Order, outcome: str | CommandRefusedError, *, for_group: bool
 _orders: Orders | None = None
 
 
+def expect(scheduler: Any) -> None:
+    """Let `scheduler` know orders, before any rank sends one: SGLang ends a rank that is sent what it does not know.
+    One that cannot carry them out serves all the same."""
+    scheduler._request_dispatcher += TypeBasedDispatcher([(OrderMessage, _carry_out)])
+
+
+def _carry_out(message: OrderMessage) -> None:
+    if _orders is not None:
+        _orders.carry_out(message)
+
+
 def install(scheduler: Any, orders: Orders) -> None:
-    """Let `scheduler` take in and carry out orders from now on."""
+    """Let `scheduler`, which expects them, take in and carry out orders from now on."""
     global _orders
     _orders = orders
-    scheduler._request_dispatcher += TypeBasedDispatcher([(OrderMessage, orders.carry_out)])
     if isinstance(scheduler.idle_sleeper, IdleSleeper):
         scheduler.idle_sleeper.poller.register(orders.fileno(), zmq.POLLIN)
 

@@ -10,6 +10,7 @@ import pickle
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,6 +211,26 @@ def what_ranks_send_each_other_is_text(s):
     assert {type(value) for value in arrived.entry.values()} == {str}
 
 
+def a_rank_that_cannot_begin_to_obey_serves_all_the_same(s):
+    """Others are sent orders through it: SGLang ends a scheduler that is sent what it does not know."""
+    from sglang.utils import TypeBasedDispatcher
+
+    from swift_tiers.sglang_ext.build import reporting
+    from swift_tiers.sglang_ext.tell import orders
+
+    def fail(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    scheduler, one = SimpleNamespace(_request_dispatcher=TypeBasedDispatcher([])), s.linker.reporting
+    before = one._scheduler, reporting.Orders, orders._orders
+    one._scheduler, reporting.Orders, orders._orders = scheduler, fail, None
+    try:
+        assert one._try(one._take_orders) is None
+        assert scheduler._request_dispatcher(orders.OrderMessage(order("x", type="flush"))) is None
+    finally:
+        one._scheduler, reporting.Orders, orders._orders = before
+
+
 def nobody_may_steer(s):
     assert s.linker.reporting.orders is None
     s.scheduler.ingest_requests()
@@ -253,6 +274,7 @@ def scheduler(tmp_path_factory):
         a_sleeping_scheduler_wakes_for_an_order,
         nothing_raises_on_the_schedulers_thread,
         what_ranks_send_each_other_is_text,
+        a_rank_that_cannot_begin_to_obey_serves_all_the_same,
         orders_that_wait_at_the_end_are_refused,
     ],
     ids=lambda scenario: scenario.__name__,
