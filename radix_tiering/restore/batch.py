@@ -115,8 +115,7 @@ class Member:
         under_way = compute(began, front)
         wait = under_way - min(now - since, under_way)
         if front < flight.lead:
-            awaited = {flight.source(unit) for unit in range(front, flight.lead) if flight[unit] is Unit.LOADING}
-            wait = max(wait, *(left(source) for source in awaited if source is not None), 0.0)
+            wait = max(wait, *(left(source) for source in flight.awaited(front, flight.lead)), 0.0)
             front = flight.lead
         return lambda unit: wait + compute(front, unit + 1)
 
@@ -333,11 +332,10 @@ class Batch(Generic[Request]):
     def _own_left(self, member: Member, step: Step) -> float:
         """Seconds until the sources have brought what `member` itself needs of them behind `step`."""
         flight, seconds = member.flight, 0.0
-        loading = {flight.source(unit) for unit in range(step.end, len(flight)) if flight[unit] == Unit.LOADING}
+        loading = flight.awaited(step.end, len(flight))
         computed = [flight.source(unit) for unit in range(step.jump, step.end) if flight[unit] == Unit.ABSENT]
         split, beside = member.beside(step.end)
         for source in {*flight.sources(), *loading}:
-            assert source is not None, "what is on its way comes from somewhere"
             units = flight.absent_from(source) - computed.count(source)
             before = self._left(member, source) if source in loading else member.latency_seconds(source)
             before += beside if source == split else 0.0

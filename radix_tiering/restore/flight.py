@@ -190,12 +190,18 @@ class Flight:
             for state, source in zip(self._state[start:end], self._sources[start:end], strict=True)
         )
 
-    def units(self, state: Unit) -> Iterator[int]:
-        """Those in this state, from the first on; for a state that few are in."""
-        unit = self._state.find(state)
+    def units(self, state: Unit, start: int = 0, end: int | None = None) -> Iterator[int]:
+        """Those of units `[start, end)`, or to the last one, in this state, from the first on; for a state that few are
+        in."""
+        end = len(self) if end is None else end
+        unit = self._state.find(state, start, end)
         while unit >= 0:
             yield unit
-            unit = self._state.find(state, unit + 1)
+            unit = self._state.find(state, unit + 1, end)
+
+    def awaited(self, start: int, end: int) -> set[str]:
+        """The sources that are bringing some of units `[start, end)`."""
+        return {source for unit in self.units(Unit.LOADING, start, end) if (source := self._sources[unit]) is not None}
 
     def sources(self) -> Iterator[str]:
         """Those that have something to load still."""
@@ -295,11 +301,19 @@ class Flight:
             self._state[unit] = Unit.ABSENT
         self._forsake(unit)
 
+    def fail_from(self, start: int) -> None:
+        """`failed`, for every unit from this one on."""
+        gone = bytes([Unit.LOADING, Unit.PRESENT])
+        self._state[start:] = self._state[start:].translate(bytes.maketrans(gone, bytes([Unit.ABSENT]) * len(gone)))
+        self._sources[start:] = [None] * (len(self) - start)
+        for wanted in self._wanted.values():
+            wanted[start:] = bytes(max(0, len(wanted) - start))
+
     def abandon_loading(self, start: int = 0, end: int | None = None) -> int:
         """What is on its way of units `[start, end)`, or to the last one, is waited for no longer; how many that
         were."""
         end = len(self) if end is None else end
-        loading = [unit for unit in range(start, end) if self._state[unit] == Unit.LOADING]
+        loading = list(self.units(Unit.LOADING, start, end))
         for unit in loading:
             self.failed(unit)
         return len(loading)

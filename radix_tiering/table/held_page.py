@@ -12,6 +12,7 @@ from ..base.page import ROOT_KEY, PageRecord
 from . import kernels
 from .book import Book
 from .kernels import BEGUN, BITS, DEPTH, DROPPED, FLAGS, GENERATION, KEEP, KEPT, PARENT, PINS, SPACE, TIERS, WHOLE
+from .rows import rows_of
 from .tier_copies import HOST, Copy
 
 _COPY = BEGUN | WHOLE
@@ -219,6 +220,45 @@ class Page(NamedTuple):
         return self._word(TIERS) & kernels.ANY_WHOLE & ~(WHOLE << BITS * tier) != 0
 
 
+class PagesNow(NamedTuple):
+    """What many pages say of themselves at one moment: arrays over the pages, in their order."""
+
+    rows: np.ndarray  # int64
+    here: np.ndarray  # bool: not gone
+    words: np.ndarray  # int32 [pages, words of a row]: of others where they are gone
+
+    @classmethod
+    def of(cls, pages: Sequence[Page]) -> PagesNow:
+        """Of one page or more."""
+        rows = rows_of(pages)
+        words = pages[0].book.rows.words[rows]
+        generations = np.fromiter((page.generation for page in pages), np.int64, len(pages))
+        return cls(rows, words[:, GENERATION] == generations, words)
+
+    def dropped(self) -> np.ndarray:
+        """Which are in the table no longer."""
+        return ~self.here | (self.words[:, FLAGS] & DROPPED != 0)
+
+
+def first_dropped(pages: Sequence[Page]) -> int:
+    """How many of these pages, from the first on, are in the table."""
+    if not pages:
+        return 0
+    dropped = PagesNow.of(pages).dropped()
+    return int(np.argmax(dropped)) if dropped.any() else len(pages)
+
+
+def host_slots(pages: Sequence[Page]) -> list[int]:
+    """`slot` of many. Raises NotHeldError where one of them has none."""
+    if not pages:
+        return []
+    now = PagesNow.of(pages)
+    if not (now.here & (now.words[:, TIERS] & _COPY != 0)).all():
+        raise NotHeldError("not all pages have a slot of host memory")
+    slots: list[int] = now.words[:, kernels.PLACES].tolist()
+    return slots
+
+
 class Places:
     """Where pages lie that are to be copied to the device: slots of host memory, or, numbered from where those end, of
     landing memory. There is none for a page that is held in neither."""
@@ -236,8 +276,15 @@ class Places:
     @classmethod
     def of_pages(cls, pages: Sequence[Page]) -> Places:
         """Those of pages that are pinned. Raises NotHeldError if one of them is held in neither."""
-        places = (page.slot if page.landing < 0 and page.resident else page.landing for page in pages)
-        return cls(np.fromiter(places, dtype=np.int64, count=len(pages)))
+        if not pages:
+            return cls.none()
+        now = PagesNow.of(pages)
+        resident = now.here & (now.words[:, TIERS] & WHOLE != 0)
+        numbers = np.where(resident, now.words[:, kernels.PLACES], -1).astype(np.int64)
+        landed = pages[0].book.landed
+        for at in np.flatnonzero(now.here & (now.words[:, FLAGS] & kernels.LANDED != 0)).tolist():
+            numbers[at] = landed.get(pages[at].row, numbers[at])
+        return cls(numbers)
 
     @classmethod
     def none(cls) -> Places:

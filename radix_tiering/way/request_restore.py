@@ -23,7 +23,7 @@ from ..base.errors import NotHeldError
 from ..restore.flight import Flight, Unit
 from ..restore.planner import Decision
 from ..restore.storyteller import Storyteller
-from ..table.held_page import Page, Places
+from ..table.held_page import Page, Places, first_dropped
 from ..table.tier_copies import HOST
 
 #: Where whoever drives the device has not said that it can.
@@ -168,6 +168,13 @@ class Restore:
         self.pages, self.state = pages, RestoreState.READY
         self.drains = False  # nothing more of it lands
 
+    def let_go(self, first: int) -> list[Page]:
+        """Those of its pages from this one on are nothing to it any more; which were pinned for it, as of `release`."""
+        pinned = [page for unit, page in enumerate(self.claimed[first:], first) if unit not in self.spared]
+        self.flight.fail_from(first)
+        del self.claimed[first:], self.sources[first:]
+        return pinned
+
     def release(self) -> list[Page]:
         """-> RELEASED; the pages that were pinned for it, whose pins whoever calls gives back."""
         assert not self.under_way or self.ended is not None, "it ends before it is released"
@@ -213,8 +220,7 @@ class Restore:
     @property
     def usable(self) -> int:
         """Pages from the start of the chain that have come, verified, and are held."""
-        come = self.claimed[: self.flight.arrived_from(0)]
-        return next((unit for unit, page in enumerate(come) if page.dropped), len(come))
+        return first_dropped(self.claimed[: self.flight.arrived_from(0)])
 
     @property
     def all_there(self) -> bool:

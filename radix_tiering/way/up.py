@@ -18,7 +18,6 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -46,6 +45,10 @@ from .verifying import Looked, Verifier
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
+#: Restores under way with which no other begins before somebody waits for it: each is looked at for every pick.
+MOST_EARLY = 64
+#: Restores that were put off, and still cannot begin, that are passed by those behind them.
+MOST_PASSED = 4
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
 
@@ -83,7 +86,7 @@ class Restorer:
         self._deadline_seconds = deadline_seconds
         self._reads = reads
         self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
-        self._deferred: deque[Restore] = deque()
+        self._deferred: dict[Restore, None] = {}  # that nobody asks for yet, in order
         #: What brings single pages up.
         self.page_reads: Reads[Waiter] = Reads(
             table, host, tiers, events=events, clock=clock, settled=self._read, landing=landing
@@ -153,10 +156,12 @@ class Restorer:
     def _start(self, restore: Restore) -> None:
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
+                self._deferred.pop(restore, None)
                 return
             if restore.asked is None and not self._may_start_early(len(restore.keys)):
-                self._deferred.append(restore)
+                self._deferred[restore] = None
                 return
+            self._deferred.pop(restore, None)
             restore.state = RestoreState.RUNNING
             self._counts["restores_started"] += 1
             now = self._table.tick()
@@ -186,6 +191,8 @@ class Restorer:
             self._finish_if_settled(restore)
 
     def _may_start_early(self, pages: int) -> bool:
+        if len(self._reads.batch) >= MOST_EARLY:
+            return False
         kept = self._table.operator_pins.kept_pages
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
@@ -400,27 +407,24 @@ class Restorer:
 
     def _finish_if_settled(self, restore: Restore) -> None:
         if restore.state is RestoreState.RUNNING and not restore.computing and restore.settled:
-            whole = restore.usable == len(restore.claimed) and not restore.short
+            usable = restore.usable
+            whole = usable == len(restore.claimed) and not restore.short
             self._end(restore, "completed" if whole else "cut_short")
-            self._finish(restore)
+            self._finish(restore, usable)
 
-    def _finish(self, restore: Restore) -> None:
+    def _finish(self, restore: Restore, usable: int) -> None:
         """READY: keep the pages that arrived, from the start of the chain; let the others go, unless the device can
         compute what is missing between them."""
-        usable = restore.usable
         if not restore.complete:  # its time was up before its chain was claimed
             restore.story.found(restore.by_source())
         self._reads.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
-            left = restore.claimed[usable:]
-            hinted = self._table.hinted(left)
-            for unit, page in enumerate(left, usable):
-                if unit not in restore.spared:
-                    self._table.unpin(page)
-                restore.flight.failed(unit)
-            self._table.forget_hints(hinted)
-            del restore.claimed[usable:], restore.sources[usable:]
+            left = restore.let_go(usable)
+            if left:
+                self._jobs.put(lambda: self._unpin(left))
         restore.settle(usable)
+        if self._deferred:
+            self._jobs.put(self._start_deferred)
 
     def _end(self, restore: Restore, outcome: str) -> None:
         if restore.state is RestoreState.WAITING:
@@ -465,7 +469,7 @@ class Restorer:
                 self._end(restore, "expired")
                 waited = self._clock() - restore.started
                 self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
-                self._finish(restore)
+                self._finish(restore, restore.usable)
         return Readiness.READY
 
     def settled(self, restore: Restore) -> bool:
@@ -648,6 +652,7 @@ class Restorer:
             self._reads.ended(restore)
             self._pacing.goes_on(restore)
             self._reads.remove(restore)
+            self._deferred.pop(restore, None)
             if restore.under_way:
                 self._end(restore, "completed" if restore.all_there else "cancelled")
             claimed = restore.release()
@@ -655,20 +660,33 @@ class Restorer:
             self._jobs.put(lambda: self._give_back(claimed))
 
     def _give_back(self, claimed: Sequence[Page]) -> None:
-        """Unpin, then go on with the restores that were put off for want of room, in their order."""
+        """Unpin, then go on with the restores that were put off for want of room."""
+        self._unpin(claimed)
+        self._start_deferred()
+        if self.page_reads.lands:
+            with self._table.lock:
+                self._reads.pump()  # somebody may wait for room in landing memory
+
+    def _unpin(self, claimed: Sequence[Page]) -> None:
         for start in range(0, len(claimed), PAGES_PER_HOLD):
             with self._table.lock:
                 some = claimed[start : start + PAGES_PER_HOLD]
                 hinted = self._table.hinted(some)
                 self._table.unpin_all(some)
                 self._table.forget_hints(hinted)
-        with self._table.lock:
-            waiting, self._deferred = self._deferred, deque()
-        for restore in waiting:
-            self._start(restore)
-        if self.page_reads.lands:
+
+    def _start_deferred(self) -> None:
+        """Go on with restores that were put off, in their order: one that needs more room than there is does not hold
+        up the next few. On the worker."""
+        passed: set[Restore] = set()
+        while len(passed) < MOST_PASSED:
             with self._table.lock:
-                self._reads.pump()  # somebody may wait for room in landing memory
+                restore = next((one for one in self._deferred if one not in passed), None)
+            if restore is None:
+                return
+            self._start(restore)
+            if restore in self._deferred:
+                passed.add(restore)
 
     # ---- the restorer itself; any thread ----
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..base.errors import DamagedPageError
 from ..base.events import EventLog
 from ..base.runner import Runner
-from ..table.held_page import Page
+from ..table.held_page import Page, host_slots
 from ..table.page_table import PageTable
 from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
@@ -55,10 +55,10 @@ class Verifier:
         """Compute the checksums of these pages, which are kept in host memory by their pins; `told` is called with a
         part of them at a time, on a thread of the checkers. How many times. Lock held."""
         starts = range(0, len(units), self.checkers.together)
+        slots = host_slots([restore.claimed[unit] for unit in units])
         for start in starts:
-            some = units[start : start + self.checkers.together]
-            slots = [restore.claimed[unit].slot for unit in some]
-            self.checkers.check(slots, partial(_tell, told, some))
+            some = slice(start, start + self.checkers.together)
+            self.checkers.check(slots[some], partial(_tell, told, units[some]))
         return len(starts)
 
     def damage(self, page: Page, digest: bytes | None) -> str:
@@ -117,11 +117,12 @@ class Verifier:
     def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> np.ndarray:
         """The pages, and where they are, whose bytes nobody has looked at since they came to host memory, and which are
         to be looked at while they are copied: int64 [2, n]. Lock held."""
-        pairs: list[tuple[int, int]] = []
-        if self.beside and restore.state is not RestoreState.RELEASED:
-            copied = ((unit, place) for unit, place in enumerate(places, first) if place < self._host.slots)
-            pairs = [pair for pair in copied if restore.sources[pair[0]] == HOST or pair[0] in restore.also_here]
-        return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        if not self.beside or restore.state is RestoreState.RELEASED:
+            return np.empty((2, 0), np.int64)
+        copied = np.stack([np.arange(first, first + len(places)), np.asarray(places, np.int64)])
+        from_host = np.array(restore.sources[first : first + len(places)]) == HOST
+        from_host |= np.isin(copied[0], list(restore.also_here))
+        return copied[:, from_host & (copied[1] < self._host.slots)]
 
 
 def _tell(told: Callable[[Looked], None], units: Sequence[int], digests: Sequence[bytes] | None) -> None:

@@ -177,8 +177,10 @@ class AcceleratorPool(DevicePool):
         try:
             yield side
         finally:
-            side.kernels.mark().synchronize()
-            side.engine.mark().synchronize()
+            try:
+                side.kernels.mark().synchronize()
+            finally:  # where one is lost, the other may still copy
+                side.engine.mark().synchronize()
 
     def _copy_of(self, slab: torch.Tensor, layers: range, offset: int | None = None, *, out: bool) -> ListedCopy:
         """The copies of these layers between the pool and one of the few slabs that there are, made ready once; they

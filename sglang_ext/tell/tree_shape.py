@@ -138,6 +138,7 @@ class TreeSummer:
             self._again[node_id] = None
 
     def _strike_out(self, node_id: int) -> None:
+        self._again.pop(node_id, None)
         node = self._nodes.pop(node_id, None)
         use = self._uses.pop(node_id, None)
         if node is None:

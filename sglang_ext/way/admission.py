@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
 from ..build.least import AllReduce, least
@@ -59,16 +61,18 @@ class Admission:
         A request is taken as its pages land where every rank that has not got them all wants that. Where some want it,
         and others do not, it goes on waiting: those that wanted it load its pages in another way from now on.
         """
-        facts = []
-        for request, readiness in zip(requests, mine, strict=True):
+        facts = np.zeros((len(requests), 5), np.int64)
+        for row, (request, readiness) in enumerate(zip(requests, mine, strict=True)):
             if readiness is Readiness.WAIT:
-                facts.append([readiness, 0, 0, 0, 0])
                 continue
             wants = request.wants_draining
             may = wants or readiness is Readiness.READY
-            facts.append([readiness, request.known_pages, request.wants_layers(), may, not wants])
+            facts[row] = readiness, request.known_pages, request.wants_layers(), may, not wants
         agreed = []
         for request, said in zip(requests, least(facts, self._all_reduce), strict=True):
+            if not said[0] and not request.heard:
+                agreed.append(Readiness.WAIT)
+                continue
             ready, pages, by_layers, drains, nobody_wants = said
             readiness = Readiness(ready)
             if readiness is Readiness.COMPUTE and not (drains or nobody_wants):
@@ -78,4 +82,5 @@ class Admission:
             request.agreed = readiness is Readiness.READY
             request.computes = readiness is Readiness.COMPUTE
             request.pages, request.by_layers, request.drains = pages, bool(by_layers), bool(drains)
+            request.heard = ready != Readiness.WAIT
         return agreed

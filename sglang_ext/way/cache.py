@@ -221,12 +221,19 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         return self._tail(self._matching, key, result, device_hit_len)
 
     def _tail(self, request: TieredRequest, key: Any, result: Any, device_length: int) -> Sequence[str]:
-        """The page hashes behind the device's prefix. A request's tokens are only ever appended to, so they are
-        computed once for each length."""
-        name = (device_length, len(key))
-        if name not in request.tails:
-            request.tails[name] = super()._tail_hashes(key, result, device_length)
-        return request.tails[name]
+        """The page hashes behind the device's prefix. A request's tokens are only ever appended to, and each hash is
+        over all before it: they are computed once, and again where it has got longer, or the device has lost pages."""
+        first = device_length // self.cache.page_size
+        pages = (len(key) - device_length) // self.cache.page_size
+        begins, known = request.hashes
+        if not begins <= first <= first + pages <= begins + len(known):
+            known = super()._tail_hashes(key, result, device_length)
+            if len(known) != pages:
+                return known  # nothing can be said of what is behind this prefix
+        else:
+            known = known[first - begins :] if first > begins else known
+        request.hashes = (first, known)
+        return known if len(known) == pages else known[:pages]
 
     def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
         """The longest length that every rank can restore.

@@ -59,6 +59,8 @@ class TieredRequest:
         "drains",
         "evictions",
         "facts",
+        "hashes",
+        "heard",
         "key",
         "loads_ahead",
         "lost_ahead",
@@ -70,7 +72,6 @@ class TieredRequest:
         "stack",
         "stage",
         "tail",
-        "tails",
     )
 
     def __init__(
@@ -98,9 +99,10 @@ class TieredRequest:
         self.evictions = evictions  # device evictions until then
         self.restarts = restarts  # how often it began anew
         self.tail: Sequence[str] = ()  # page hashes behind its prefix on the device, when it arrived
-        self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
+        self.hashes: tuple[int, Sequence[str]] = (0, ())  # page hashes of its prompt, from this page (from 0) on
         self.stage = TieringStage.WAITING
         self.agreed = False  # every rank has settled its restore
+        self.heard = False  # what the ranks said last of it is more than that it waits
         self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
         self.by_layers = False  # every rank would compute it layer by layer
         self.drains = False  # every rank loads it piece by piece, through landing memory that holds less than all of it

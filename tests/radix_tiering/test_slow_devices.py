@@ -13,26 +13,13 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
-from support.engine import chain, close, content, in_virtual_time, make_stack, memory_ssd, namespace, wait_until
+from support.engine import Hands, chain, close, content, in_virtual_time, make_stack, memory_ssd, namespace, wait_until
 
 DEVICES, PAGES, CHUNK = 4, 64, 8
 #: 256 KiB pages: a unit of 64 KiB on each of four devices.
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=16_384)
 UNIT = 65_536
 RATE = 64e6  # bytes per second of each device
-
-
-class Hands:
-    """The runner's time, for whoever waits for a throttled device."""
-
-    def __init__(self, runner: VirtualRunner) -> None:
-        self._runner = runner
-
-    def now(self) -> float:
-        return self._runner.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        self._runner.sleep(seconds)
 
 
 class Devices(ThrottledArray):

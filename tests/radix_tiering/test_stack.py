@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.base.errors import FormatError, NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.table.held_page import Places, first_dropped, host_slots
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
@@ -646,3 +647,26 @@ def test_a_failed_write_is_tried_on_the_devices_that_are_left():
 def _reopened(array):
     """A new array over what `array` holds: a process that ended and one that starts."""
     return MemoryArray.from_images([image.copy() for image in array.images], seed=9)
+
+
+def test_many_pages_say_what_each_of_them_says():
+    stack = make_stack(host_pages=8, ssd=memory_ssd())
+    keys = chain(*"abcdef")
+    put(stack, keys)
+    restore = settle(stack, stack.restore(keys))
+    pages = list(restore.claimed)
+    assert Places.of_pages(pages).numbers.tolist() == host_slots(pages) == [page.slot for page in pages]
+    assert first_dropped(pages) == len(pages)
+    with stack.table.lock:
+        stack.table.drop(pages[3])
+    assert first_dropped(pages) == next(at for at, page in enumerate(pages) if page.dropped) == 3
+    assert Places.of_pages(pages).numbers.tolist() == [page.slot for page in pages], "pinned ones stay"
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    assert [page.gone for page in pages[3:]] == [True] * 3
+    assert first_dropped(pages) == 3
+    for function in (host_slots, Places.of_pages):
+        with pytest.raises(NotHeldError):
+            function(pages)
+    assert first_dropped([]) == len(Places.of_pages([])) == len(host_slots([])) == 0
+    stack.close()

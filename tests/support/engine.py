@@ -82,6 +82,19 @@ class SetClock(ThreadRunner):
         return self.clock()
 
 
+class Hands:
+    """The runner's time, for whoever waits for a throttled device."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def now(self) -> float:
+        return self._runner.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._runner.sleep(seconds)
+
+
 def memory_ssd(*arguments: Any, clock: Any = None, **options: Any) -> SsdTier:
     """As `stacks.memory_ssd`; `clock`: what tells it the time."""
     if clock is not None:
