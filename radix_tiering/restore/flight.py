@@ -170,10 +170,14 @@ class Flight:
 
     def whereabouts(self, start: int, here: str) -> list[str | None]:
         """Where each unit from `start` on comes from; `here` for what has arrived, None for what has to be computed."""
-        return [
-            here if state == Unit.PRESENT else source
-            for state, source in zip(self._state[start:], self._sources[start:], strict=True)
-        ]
+        found, arrived = self._sources[start:], self._state[start:].translate(_IS_PRESENT)
+        first = arrived.find(1)
+        while first >= 0:
+            end = arrived.find(0, first)
+            end = len(arrived) if end < 0 else end
+            found[first:end] = [here] * (end - first)
+            first = arrived.find(1, end)
+        return found
 
     def arrived_from(self, start: int) -> int:
         """How many units from `start` on can be copied to the device, one after the other."""
@@ -367,6 +371,7 @@ class Flight:
         self._state[unit] = after
 
 
+_IS_PRESENT = bytes(state == Unit.PRESENT for state in range(256))
 _COMPUTING = bytes([Unit.COMPUTING])
 _DONE = bytes([Unit.DONE])
 _PRESENT = bytes([Unit.PRESENT])

@@ -107,7 +107,7 @@ class Planner:
         """What to do for pages `[start, start + len(sources))` of a prompt; `sources[i]` is None for a page that has to
         be computed, `HERE` for one that can be copied at once. `behind`: tokens of the prompt that follow them.
         `beyond`: so many of them come through host memory unless they wait until landing memory is drained."""
-        missing = sum(source != HERE for source in sources)
+        missing = len(sources) - sources.count(HERE)
         if not missing:
             return Decision(False, True, 0, None, "every page is in host memory")
         if self.choice == "recompute":
@@ -212,7 +212,7 @@ class Planner:
             return decision
         tokens = len(sources) * self._page_tokens
         # Where its layers cannot be computed after all, what is missing of it is.
-        compute = any(source != HERE for source in sources)
+        compute = sources.count(HERE) < len(sources)
         if not refused and None in sources:
             refused = "some of its pages have no source"
         if not refused and self.forward_tokens is not None and tokens > self.forward_tokens:
@@ -320,7 +320,7 @@ class Planner:
         known = {HERE: _AT_ONCE, **self.costs.sources}
         if copied_later:
             known[HERE] = _AT_ONCE
-        needed = {source for source in sources if source is not None}
+        needed = {source for source in set(sources) if source is not None}
         for source in sorted(needed):
             if source not in known:
                 return f"loading from {source}"

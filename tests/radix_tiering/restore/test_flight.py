@@ -344,3 +344,25 @@ def test_units_are_found_by_their_state() -> None:
     assert list(flight.units(Unit.LOADING)) == [1, 4]
     assert list(flight.units(Unit.PRESENT)) == [3]
     assert list(flight.units(Unit.DONE)) == []
+
+
+@given(st.lists(st.sampled_from(["a", "b", None]), max_size=40), st.data())
+def test_where_units_come_from_is_said_for_each(sources: list[str | None], data: st.DataObject) -> None:
+    flight = Flight(sources)
+    for unit, source in enumerate(sources):
+        if source is not None and data.draw(st.booleans()):
+            flight.take_load(range(unit, unit + 1))
+            if data.draw(st.booleans()):
+                flight.arrived(unit)
+    start = data.draw(st.integers(0, len(sources)))
+    said = ["here" if flight[unit] is Unit.PRESENT else source for unit, source in enumerate(sources)]
+    assert flight.whereabouts(start, "here") == said[start:]
+    end = data.draw(st.integers(start, len(sources)))
+    loading = {sources[unit] for unit in range(start, end) if flight[unit] is Unit.LOADING}
+    assert flight.awaited(start, end) == loading
+    flight.fail_from(start)
+    assert all(flight[unit] is Unit.ABSENT and flight.source(unit) is None for unit in range(start, len(sources)))
+    assert all(not range(*flight.absent_span) or unit < start for unit in flight.units(Unit.LOADING))
+    assert [flight.absent_from(source) for source in ("a", "b")] == [
+        sum(flight[unit] is Unit.ABSENT and sources[unit] == source for unit in range(start)) for source in ("a", "b")
+    ]
