@@ -38,6 +38,7 @@ KINDS = {
     "device.left_out": EventMeaning(Mark.WRONG, "a device of the stripe set was not there at the start"),
     "device.out": EventMeaning(Mark.WRONG, "a device was taken out of service: its pages are misses"),
     "device.pages_lost": EventMeaning(Mark.NOTE, "the pages of a device that is out were forgotten"),
+    "donor.away": EventMeaning(Mark.NOTE, "a neighbour that is said to lend lends this server nothing"),
     "lease.pinned": EventMeaning(Mark.NOTE, "an operator wants this lease recalled last"),
     "lease.recalled": EventMeaning(Mark.NOTE, "an operator has recalled leases"),
     "lease.unpinned": EventMeaning(Mark.NOTE, "a lease is recalled like others again"),

@@ -167,7 +167,7 @@ def open_stack(
     namespace: Namespace,
     config: TiersConfig,
     rank: Rank,
-    borrow: Callable[[Callable[[np.ndarray], bytes]], Tier | None] = lambda fingerprint: None,
+    borrow: Callable[[Callable[[np.ndarray], bytes], EventLog], Tier | None] = lambda fingerprint, events: None,
     *,
     landing: Landing | None = None,
     kvikio: Any = None,
@@ -200,7 +200,8 @@ def open_stack(
     if ssd is not None and (direct := open_direct(kvikio, ssd, landing)) is not None:
         ssd.land_by(direct)
     fingerprint = ssd.fingerprint if ssd is not None else page_digest
-    peer, events = borrow(fingerprint), EventLog(THREADS.time)
+    events = EventLog(THREADS.time)
+    peer = borrow(fingerprint, events)
     remote = open_remote(
         config,
         geometry,

@@ -14,6 +14,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.bounds import donation_bounds
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
@@ -103,7 +104,7 @@ class PeerSide:
         )
         self.address = address
 
-    def borrow(self, fingerprint: Callable[[np.ndarray], bytes]) -> PeerTier | None:
+    def borrow(self, fingerprint: Callable[[np.ndarray], bytes], events: EventLog) -> PeerTier | None:
         """The peer tier of a rank that borrows; `fingerprint` is the checksum of a page. Raises ArenaError."""
         if self._peer.borrow:
             device = self._device()
@@ -117,6 +118,7 @@ class PeerSide:
                 landing=self._landing if device is not None else None,
                 device=device,
                 outgoing=self._pool.outgoing,
+                events=events,
             )
         return self.tier
 

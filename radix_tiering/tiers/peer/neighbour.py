@@ -40,6 +40,7 @@ class Neighbour:
         self.joined = False
         #: Why it lends us nothing, or empty.
         self.reason = ""
+        self.told: set[str] = set()  # the reasons that were told since it lent something
         self.pace = MovePace(None)
         self.demotes: deque[PeerRead] = deque()
         self.reads: deque[PeerRead] = deque()

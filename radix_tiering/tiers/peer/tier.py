@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ...base.config import PeerConfig
+from ...base.events import EventLog
 from ...base.page import HeldPages, PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...figures.counters import LinkCounters
@@ -80,12 +81,14 @@ class PeerTier(LentMemory):
         device: DeviceMemory | None = None,
         landing: Landing | None = None,
         outgoing: OutgoingMemory | None = None,
+        events: EventLog | None = None,
     ) -> None:
         """`name`: this rank's lease name. `fingerprint`: the checksum of a page, as given to `read`. `wire`: how
         letters go to donors; None: over ZeroMQ. `timing`: None: as `config` says. `device`: this rank's own, for which
         donors' device memory is mapped; None: such donors cannot be used. `landing`: where pages come straight from
         donors' devices; None: they all come through host memory. `outgoing`: from where donors' devices store pages;
-        None: they all go through host memory. It is closed with this.
+        None: they all go through host memory. It is closed with this. `events`: where it is told why a neighbour
+        lends nothing.
 
         Raises ArenaError where the machine has not got the memory to stage pages in.
         """
@@ -109,6 +112,7 @@ class PeerTier(LentMemory):
             landing=landing,
             device=device,
             outgoing=outgoing,
+            events=events,
         )
         #: Where pages land, if they do.
         self.landing = landing

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...base.errors import ConfigError
+from ...base.events import EventLog
 from ...base.runner import Runner
 from ...lending.donation.arena_socket import arena_path
 from ...lending.donation.device_memory import DeviceMemory
@@ -67,8 +68,11 @@ class PeerWorker:
         landing: Landing | None = None,
         device: DeviceMemory | None = None,
         outgoing: OutgoingMemory | None = None,
+        events: EventLog | None = None,
     ) -> None:
-        """`most_bytes`: what is borrowed at most, of all donors together. `wire` is closed with this."""
+        """`most_bytes`: what is borrowed at most, of all donors together. `wire` is closed with this. `events`: where
+        it is told why a neighbour lends nothing."""
+        self._events = events
         self._name = name
         self._page_bytes = page_bytes
         self._pages_at_once = max(1, min(PAGES_AT_ONCE, BYTES_AT_ONCE // page_bytes))
@@ -299,6 +303,7 @@ class PeerWorker:
             self.service.release(key)
             return False
         neighbour.reason = ""
+        neighbour.told.clear()
         self._book.open(key, run)
         return True
 
@@ -400,6 +405,9 @@ class PeerWorker:
                     self._poll_for(neighbour)
             elif neighbour.attached and not neighbour.joined:
                 self._join(neighbour, now)
+        if neighbour.reason and neighbour.reason not in neighbour.told and self._events is not None:
+            neighbour.told.add(neighbour.reason)
+            self._events.emit("donor.away", donor=neighbour.name, reason=neighbour.reason)
 
     def _join(self, neighbour: Neighbour, now: float) -> None:
         """Ask a donor for leases, now that they could be used."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.config import PeerConfig, Size
+from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.lending.donation import pace
 from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
@@ -660,7 +661,8 @@ def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.Monke
     monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 2.0)  # time enough to say all that follows
     fake = FakeDonor(room.directory)
     room.opened.append(fake)
-    borrower = room.borrower()
+    events = EventLog(time.time)
+    borrower = room.borrower(events=events)
     borrower.tier.neighbours({"d": fake.address})
     borrower.tier.want(8 * PAGE)
 
@@ -691,6 +693,10 @@ def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.Monke
     room.donor(pages=8)
     wait_for(lambda: borrower.tier.capacity_bytes == 8 * PAGE)
     assert borrower.tier.snapshot().faults == 0
+    told = [event.fields["reason"] for event in events.since() if event.kind == "donor.away"]
+    assert len(told) == len(set(told)), "each is told once"
+    for words in ("does not answer", "sealed", "same release"):
+        assert any(words in one for one in told)
 
 
 def test_leases_are_renewed_while_pages_move(room) -> None:
