@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swift_tiers.radix_tiering.base.errors import FormatError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from ..base.terminal import Terminal
 
     console = Terminal()
-    results = []
+    results, unknown = [], dict[str, str]()
     devices = find_devices(options.paths)
     remains = find_remains(options.paths, devices)
     for path, what in remains.items():
@@ -65,16 +66,26 @@ def run(options: argparse.Namespace) -> int:
             _remove(path)
         outcome = f"repaired: {path}: removed" if options.repair else f"warning: {path}: {what}; --repair removes it"
         console.print(outcome, soft_wrap=True)
-    for paths in group_by_set([path for path in devices if path not in remains]):
-        result = check_set(paths, repair_it=options.repair, payloads=not options.headers_only)
+    groups = group_by_set([path for path in devices if path not in remains])
+    for paths in groups:
+        try:
+            result = check_set(paths, repair_it=options.repair, payloads=not options.headers_only)
+        except FormatError as error:
+            if len(groups) == 1:
+                raise
+            # As files that were made, and have never joined a set.
+            unknown[", ".join(map(str, paths))] = str(error)
+            console.print(f"error: {', '.join(map(str, paths))}: {error}", soft_wrap=True)
+            continue
         show(result, console)
         results.append(result)
-    sound = all(result.sound for result in results) and (options.repair or not remains)
+    sound = not unknown and all(result.sound for result in results) and (options.repair or not remains)
     if options.json is not None:
         content = {
             "sound": sound,
             "stripe_sets": [describe(result) for result in results],
             "remains": {str(path): what for path, what in remains.items()},
+            "no_set": unknown,
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0 if sound else FOUND

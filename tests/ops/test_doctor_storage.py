@@ -381,7 +381,7 @@ def test_a_damaged_device(tmp_path: Path) -> None:
         for offset in (0, BLOCK_BYTES):
             file.seek(offset + 100)
             file.write(b"x" * 8)
-    assert_finding(device_files(config_of(paths)), "warning", str(paths[0]), "fsck --repair")
+    assert_finding(device_files(config_of(paths)), "warning", str(paths[0]), "fsck")
     paths[0].write_bytes(b"short")
     assert_finding(stripe_set([read_content(paths[0])]), "warning", "only 5 bytes")
 
@@ -423,7 +423,7 @@ def test_a_symbolic_link_where_a_device_file_should_be(tmp_path: Path) -> None:
 def test_an_empty_device_file(tmp_path: Path) -> None:
     paths = make_set(tmp_path)
     os.truncate(paths[0], 0)
-    assert_finding(device_files(config_of(paths)), "warning", "is empty, nothing of it is left", "fsck --repair")
+    assert_finding(device_files(config_of(paths)), "warning", "is empty, nothing of it is left", "fsck")
 
 
 def test_one_bad_set_among_good_ones(tmp_path: Path) -> None:

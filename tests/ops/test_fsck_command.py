@@ -127,6 +127,22 @@ def test_what_is_no_stripe_set_is_an_error(tmp_path: Path, capsys: pytest.Captur
         assert line.startswith(("swift-tiers: error: ", "checking "))
 
 
+def test_a_file_that_never_joined_a_set_keeps_nobody_from_looking_at_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a server leaves it that is killed when it has made its files."""
+    make_set(tmp_path / "one")
+    (tmp_path / "alone").mkdir()
+    create_device_file(tmp_path / "alone" / "swift-tiers-dp0-tp7.stripe", DEVICE_BYTES)
+    out = tmp_path / "out.json"
+    assert cli.main(["fsck", str(tmp_path / "one"), str(tmp_path / "alone"), "--json", str(out)]) == CODE_FOUND
+    said = capsys.readouterr().out
+    assert "dp0-tp7.stripe" in said
+    content = json.loads(out.read_text())
+    assert [one["sound"] for one in content["stripe_sets"]] == [True]
+    assert len(content["no_set"]) == 1
+
+
 def test_a_set_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = make_set(tmp_path)
     array = open_array(paths)

@@ -85,7 +85,7 @@ def _state_of_set(contents: Sequence[Content], superblocks: Sequence[Superblock]
     damaged = [content for content in contents if content.state == "damaged"]
     if damaged:
         found = "; ".join(f"{content.path}: damaged ({content.detail})" for content in damaged)
-        return warning(f"{found}: it stays out of service", "swift-tiers fsck --repair on all devices of the set")
+        return warning(f"{found}: it stays out of service", "see what swift-tiers fsck says of all devices of the set")
     busy = [content for content in contents if content.state == "busy"]
     if busy:
         held = ", ".join(str(content.path) for content in busy)

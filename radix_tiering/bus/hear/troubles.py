@@ -282,7 +282,10 @@ def stripe_set_troubles(stripe_set: StripeSetView) -> Iterator[Trouble]:
 def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator[Trouble]:
     """`peers`: all devices of its set."""
     part = f"device {device.number} {text(device.path)}".rstrip()
-    if device.service == "draining":
+    if device.service == "draining" and device.reason.startswith("write failed"):
+        remedy = "what it has is served; make room on its file system, mount it for writing, then restart"
+        yield Trouble(Mark.WARNING, device, f"gets no new pages: {text(device.reason)}", remedy, part)
+    elif device.service == "draining":
         yield Trouble(Mark.NOTE, device, "is draining: no new pages go there", part=part)
     elif device.service == "opening":
         yield Trouble(Mark.NOTE, device, "is being looked through for pages; they are misses until then", part=part)

@@ -33,6 +33,9 @@ POLL = 0.001
 SYNC_ALONE = 0.25
 #: A device that leaves a request unanswered for so many seconds is not waited for any longer.
 STALL_SECONDS = 30.0
+#: Before a device that has not answered for so long is given up, whoever has stood still himself, as a process that was
+#: paused, lets it answer after all: seconds.
+LAST_CHANCE = 0.25
 #: How long the end of a process waits for the system to let go of the devices.
 CLOSE_SECONDS = 5.0
 
@@ -65,9 +68,16 @@ class Patience:
         self.given_up: set[int] = set()
         self.abandoned: dict[int, Request] = {}
 
+    def silent(self, since: float, now: float) -> bool:
+        """Whether a device that was heard of at `since` has not answered for too long, and there is time left."""
+        return now - since >= self.seconds and not self._is_over(now)
+
     def ended(self, since: float, now: float) -> bool:
         """Whether a device that was heard of at `since` is not waited for any longer."""
-        return now - since >= self.seconds or (self.deadline is not None and now >= self.deadline)
+        return now - since >= self.seconds or self._is_over(now)
+
+    def _is_over(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
 
     @property
     def no_answer(self) -> str:
@@ -134,6 +144,7 @@ def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience)
             waiting.setdefault(request.device, deque()).append(request._replace(tag=tag))
     under_way: dict[int, dict[int, Request]] = {device: {} for device in waiting}
     heard = dict.fromkeys(waiting, patience.clock())
+    warned: set[int] = set()  # that get their last chance
     while waiting:
         _start(array, waiting, under_way)
         # Before the answers are looked at: one that has arrived counts, however late we are.
@@ -144,13 +155,18 @@ def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience)
             else:
                 errors[index_of[completion.tag]] = completion.error
                 heard[completion.device] = now
+                warned.discard(completion.device)
         for device in list(waiting):
             if not waiting[device] and not under_way[device]:
                 del waiting[device]
+            elif patience.silent(heard[device], now) and device not in warned:
+                warned.add(device)
             elif patience.ended(heard[device], now):
                 patience.given_up.add(device)
                 patience.give_up(under_way.pop(device).values())
                 del waiting[device]
+        if warned & waiting.keys():
+            patience.runner.sleep(LAST_CHANCE)
         if waiting:
             patience.serve()
     return errors

@@ -1,6 +1,6 @@
 """One device of a stripe set, as the engine sees it: in service or not, and why.
 
-    OPENING --index read--> IN --drain--> DRAINING --fault--> OUT        IN --fault--> OUT
+    OPENING --index read--> IN --drain, no room--> DRAINING --fault--> OUT        IN --fault--> OUT
 
 A device that is OUT stays out until the stripe set is opened again. The stripe set's lock guards all of this.
 """
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 READ_ERROR_LIMIT = 3
 #: Errors after which nothing more is to be expected of a device.
 GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EBADF})
+#: Errors of writes after which nothing new is to be written there, and what is there can be read: file systems without
+#: room, as where blocks are shared with a copy, and those that are for reading alone by now.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+#: Errors of writes that are this machine's, and not the device's: one page is not written.
+PASSING = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+
+
+#: The reason of a device that an operator drains.
+DRAINED = "draining"
 
 
 class Service(Enum):
@@ -44,6 +53,11 @@ class DeviceStatus(NamedTuple):
     counted: DeviceCounters  # a copy
 
 
+def write_failed(error: int) -> str:
+    """For people."""
+    return f"write failed: {errno.errorcode.get(error, error)}"
+
+
 class DeviceState:
     """Condition of one device; what it has done is counted in `Units`."""
 
@@ -55,14 +69,15 @@ class DeviceState:
         self.service = Service.IN
         self.reason = ""
 
-    def failed(self, units: Units, writing: bool, error: int) -> str:
-        """Count a request that failed; returns why the device has to go out of service, or an empty string."""
+    def failed(self, units: Units, writing: bool, error: int) -> tuple[str, bool]:
+        """Count a request that failed. Why the device has to go out of service, or an empty string; and whether nothing
+        new is to come there, though it serves what it has."""
         in_a_row = units.count_error(self.device, writing)
         if writing:
-            return f"write failed: {errno.errorcode.get(error, error)}"
+            return "" if error in FULL | PASSING else write_failed(error), error in FULL
         if error in GONE or in_a_row >= READ_ERROR_LIMIT:
-            return f"{in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}"
-        return ""
+            return f"{in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}", False
+        return "", False
 
     @property
     def slot_count(self) -> int:

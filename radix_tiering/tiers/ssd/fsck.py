@@ -157,9 +157,8 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     devices = tuple(
         _device_report(array, one, table, whole, torn, corrupt, problems, patience) for one in members.probes
     )
-    wipe = {place for page in unreachable for place in page.placement}
-    if not missing:
-        wipe |= torn | corrupt
+    # What a member that is not there would make whole, or reachable, is left alone.
+    wipe = set() if missing else {place for page in unreachable for place in page.placement} | torn | corrupt
     return Report(
         members.set_id,
         members.unit_bytes,
@@ -183,9 +182,9 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
 
     Zeroes the headers of damaged, torn and unreachable units, puts the newest namespace table everywhere, writes a
     checkpoint of the pages that are left, and then both superblock copies whole and clean. While a member is missing it
-    may hold the rest of what is torn here: then damaged and torn units are left alone, and the superblocks stay
-    unclean, so that opening looks at every slot. A crash in between leaves a stripe set that opens. Raises ValueError
-    where the devices have changed since the check.
+    may hold the rest of what is torn here, and the pages that others follow: then all units are left alone, and the
+    superblocks stay unclean, so that opening looks at every slot. A crash in between leaves a stripe set that opens.
+    Raises ValueError where the devices have changed since the check.
     """
     patience = patience or Patience()
     members = find_members(array, patience)
@@ -393,7 +392,8 @@ def _set_problems(
         problems.append(Problem(Severity.WARNING, None, what, "repair empties them; replace a device that has many"))
     if unreachable:
         what = f"{len(unreachable)} pages cannot be reached: a page before them is gone"
-        problems.append(Problem(Severity.NOTE, None, what, "repair frees them"))
+        remedy = "bring the missing devices back" if missing else "repair frees them"
+        problems.append(Problem(Severity.NOTE, None, what, remedy))
     return problems
 
 

@@ -20,8 +20,8 @@ from ...base.runner import Runner
 from ..tier import DAMAGED, ReadOutcome
 from .arrays import ring_batch  # noqa: F401 - compiled before the first transfer, not with it
 from .arrays.devices import Completion, DeviceArray, RequestArrays
-from .blockio import CONTROL_TAG, Patience
-from .device_state import DeviceState, Service
+from .blockio import CONTROL_TAG, LAST_CHANCE, Patience
+from .device_state import DeviceState, Service, write_failed
 from .errands import DeviceOut, IoErrand
 from .kernels import FOREIGN, RIGHT
 from .layout import PageIdentity, SlotPlace, StoredPage
@@ -88,6 +88,7 @@ class IoThread:
         self.units = Units(1, depth)
         self._out: set[int] = set()  # devices that are
         self._next_check = clock() + CHECK_INTERVAL
+        self._warned: set[int] = set()  # devices that get their last chance, see `LAST_CHANCE`
         self._stirred = clock()  # when a device was last given something, or answered
         self._stopping = False
         self._given_up = False
@@ -433,17 +434,19 @@ class IoThread:
         """A unit has come back with an error; the transfer that has ended with it."""
         self.units.landed(row)
         transfer, index, device = self.units.unit(row)
-        fault = self._devices[device].failed(self.units, transfer.writing, error)
+        fault, is_full = self._devices[device].failed(self.units, transfer.writing, error)
         if transfer.finished:
             with self.lock:
                 self._allocator.unhold((transfer.placement[index],))
         elif isinstance(transfer, PageWrite):
-            transfer.failure = transfer.failure or f"device {device}: {fault}"
+            transfer.failure = transfer.failure or f"device {device}: {write_failed(error)}"
         elif not transfer.failed:
             transfer.outcome = ReadOutcome.IO_ERROR
         self.units.fail(transfer)
         if fault:
             self.take_out(device, fault)
+        elif is_full:
+            self.shut(device, write_failed(error))
         return self.units.back(np.array([row]))
 
     def _verify(self, units: np.ndarray) -> np.ndarray | None:
@@ -485,6 +488,14 @@ class IoThread:
                     if not transfer.finished:
                         self._write_over(transfer)
                         self._end(transfer)
+
+    def shut(self, device: int, reason: str) -> None:
+        """-> DRAINING, if it is in service: nothing new comes to this device, and what it has is served."""
+        with self._wake:
+            state = self._devices[device]
+            if state.service is Service.IN:
+                state.service, state.reason = Service.DRAINING, reason
+                self._allocator.shut(device)
 
     def take_out(self, device: int, reason: str) -> None:
         """-> OUT: no new work for this device; what waits for it ends, and so do writes that are under way on it.
@@ -575,10 +586,17 @@ class IoThread:
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL
+        silent: set[int] = set()
         for state in self._devices:
             if state.service is Service.OUT:
                 continue
             if not self.array.present(state.device):
                 self.take_out(state.device, "no longer present")
             elif self.units.in_flight(state.device) and now - self.units.oldest(state.device) > self.patience.seconds:
-                self.take_out(state.device, f"no answer for {self.patience.seconds:g} seconds")
+                silent.add(state.device)
+        warned, self._warned = self._warned, silent
+        for device in silent & warned:
+            self.take_out(device, f"no answer for {self.patience.seconds:g} seconds")
+        if silent - warned:
+            self._next_check = now
+            self.runner.sleep(LAST_CHANCE)

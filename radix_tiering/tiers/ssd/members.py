@@ -118,7 +118,7 @@ def _judge(
         raise FormatError(
             f"device {device} holds something that is not a stripe set: name another, or zero its first 8 KiB"
         )
-    return Probe(device, Standing.DAMAGED, "no whole superblock copy: run fsck", copies, None, False)
+    return Probe(device, Standing.DAMAGED, "no whole superblock copy", copies, None, False)
 
 
 def silent_devices(array: DeviceArray, devices: Sequence[int], patience: Patience) -> list[int]:

@@ -77,9 +77,11 @@ class Scan:
                 self._unreadable.append(slot)
                 continue
             block = self._blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES].data
-            if block[:8] == SLOT_MAGIC and sealed(block):  # type: ignore[arg-type]
+            if block[:8] != SLOT_MAGIC:
+                continue  # never used; what lies there is of an earlier life of the device
+            if sealed(block):  # type: ignore[arg-type]
                 good.append(at)
-            elif any(block[:64]):
+            else:
                 self._damaged.append(slot)
         headers = self._blocks.view(HEADER_DTYPE)[good]
         ours = (

@@ -16,7 +16,7 @@ from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, NewDevice
 from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
 from .checkpoint import PAGES_AT_A_TIME, build_checkpoints, write_checkpoint
-from .device_state import DeviceStatus, Service
+from .device_state import DRAINED, DeviceStatus, Service
 from .io_thread import IoThread
 from .joining import join
 from .layout import (
@@ -517,12 +517,7 @@ class StripeSet:
 
     def drain(self, device: int) -> None:
         """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
-        with self._lock:
-            state = self._devices[device]
-            if state.service is Service.IN:
-                state.service = Service.DRAINING
-                state.reason = "draining"
-                self._allocator.shut(device)
+        self._io.shut(device, DRAINED)
 
     @property
     def description(self) -> str:

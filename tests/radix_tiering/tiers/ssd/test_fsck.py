@@ -220,3 +220,37 @@ def test_unreadable_slots_are_counted(rig) -> None:
     report = check(broken)
     assert report.devices[device].corrupt == 1
     assert report.complete == 2
+
+
+def test_what_follows_pages_of_a_missing_member_is_left_alone(rig) -> None:
+    """They are reachable again when it is back."""
+    array = rig.memory(2, 10)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, 0, length=5000), rig.put(stripes, 1, length=5000, parent=0)]
+    (first, _), (second, _) = pages[0].placement[0], pages[1].placement[0]
+    assert first != second, "one device has the first page, and the other what follows"
+    stripes.close(pages)
+    alone = MemoryArray.from_images([array.images[second]])
+    report = checked(alone)
+    assert report.missing == 1
+    assert len(report.unreachable) == 1
+    assert not any("repair" in problem.remedy for problem in report.problems if "reached" in problem.what)
+    assert not repair(alone, report).failed
+    array.images[second][:] = alone.images[0]
+    again = rig.open(array)
+    assert {page.record.key[0] for page in again.recovered} == {0, 1}
+    assert all(rig.holds(again, page, page.record.key[0]) for page in again.recovered)
+
+
+def test_what_an_earlier_life_of_a_device_has_left_in_slots_is_no_damage(rig) -> None:
+    array, pages = filled(rig, clean=False)
+    used = {place for page in pages for place in page.placement}
+    for device in range(3):
+        for slot in range(10):
+            if (device, slot) not in used:
+                slot_bytes(array, device, slot)[:] = 0xA5
+    report = checked(array)
+    assert [device.corrupt for device in report.devices] == [0, 0, 0]
+    assert report.complete == len(pages)
+    mended(rig, array, report, {0, 1, 3})

@@ -489,3 +489,27 @@ def test_devices_that_are_quiet_for_long_are_looked_at_less_and_less_often(silen
     one.array.answer()
     wait_for(lambda: len(outcomes) == len(buffers))
     assert outcomes == [ReadOutcome.OK] * 2
+
+
+def test_a_process_that_stood_still_loses_no_device(silent, monkeypatch) -> None:
+    """As one that was paused: time has passed, and what the devices have answered meanwhile is there a moment later."""
+    one = silent()
+    pages = [one.rig.put(one.stripes, number) for number in range(3)]
+    for device in range(3):
+        one.array.silence(device, Operation.READ)
+    outcomes: list[ReadOutcome] = []
+    for page in pages:
+        one.read(page, outcomes)
+    wait_for(lambda: len(one.array.swallowed) == sum(len(page.placement) for page in pages))
+    sleep = ThreadRunner.sleep
+
+    def go_on(self: ThreadRunner, seconds: float) -> None:
+        one.array.answer()
+        sleep(self, seconds)
+
+    monkeypatch.setattr(ThreadRunner, "sleep", go_on)
+    one.clock.now += STALL + 2
+    wait_for(lambda: len(outcomes) == len(pages))
+    assert outcomes == [ReadOutcome.OK] * len(pages)
+    assert one.services() == [Service.IN] * 3
+    assert not one.out

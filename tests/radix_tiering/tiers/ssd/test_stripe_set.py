@@ -853,3 +853,33 @@ def test_a_failed_opening_leaves_no_thread(rig) -> None:
     with pytest.raises(FormatError):
         StripeSet.open(MemoryArray([1 << 19]))
     assert not any(thread.name.startswith("ssd-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_device_without_room_serves_what_it_has_and_gets_nothing_new(rig, error: int) -> None:
+    """As a file system whose blocks are shared with a copy, or that is for reading alone by now."""
+    array, out = FaultyArray(rig.memory(2, 16)), []
+    stripes = rig.open(array, on_device_out=lambda *what: out.append(what))
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    old = [rig.put(stripes, number, length=5000) for number in range(6)]
+    array.add(Fault(Fail(error), device=0, operation=Operation.WRITE))
+    written = [rig.write(stripes, rig.record(number, 5000), rig.content(number, 0, 5000)) for number in range(10, 18)]
+    failed = [reason for stored, reason in written if stored is None]
+    assert len(failed) == 1
+    assert errno.errorcode[error] in failed[0]
+    devices = stripes.status().devices
+    assert [one.service for one in devices] == [Service.DRAINING, Service.IN]
+    assert errno.errorcode[error] in devices[0].reason
+    assert not out
+    assert all(rig.holds(stripes, page, number) for number, page in enumerate(old))
+
+
+def test_a_write_that_this_machine_had_no_memory_for_costs_one_page(rig) -> None:
+    array, out = FaultyArray(rig.memory(2, 16)), []
+    stripes = rig.open(array, on_device_out=lambda *what: out.append(what))
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    array.add(Fault(Fail(errno.ENOMEM), device=0, operation=Operation.WRITE, times=1))
+    written = [rig.write(stripes, rig.record(number, 5000), rig.content(number, 0, 5000)) for number in range(4)]
+    assert [reason for stored, reason in written if stored is None] == ["device 0: write failed: ENOMEM"]
+    assert [one.service for one in stripes.status().devices] == [Service.IN] * 2
+    assert not out
