@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.bus.contract.views import (
 )
 from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.reader import EVERYTHING, Part
-from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
+from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Mark, Trouble, Troubles, waits_long
 
 from .departures import Departure, Departures, Going
 from .history import History
@@ -184,11 +184,7 @@ def target(view: View) -> Place:
 
 def _of_requests(rank: RankState, now: float) -> Iterator[Alarm]:
     """Requests are many: those that wait long are one alarm. What became of others is in the views of restores."""
-    waiting = [
-        request
-        for request in rank.requests
-        if request.live and any(trouble.mark >= Mark.WARNING for trouble in request_troubles(request))
-    ]
+    waiting = [request for request in rank.requests if request.live and waits_long(request)]
     if waiting:
         one = waiting[0]
         what = f"{count(len(waiting))} requests have waited for more than {seconds(LONG_WAIT)}, as {text(one.rid)}"

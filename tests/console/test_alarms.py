@@ -148,3 +148,50 @@ def test_servers_that_were_there_all_the_time_are_not_missed() -> None:
     alarms = Alarms()
     for time in range(1000, 1060):
         assert missed(alarms, SERVERS, float(time)) == {}
+
+
+# ---- what is said is what is so ----
+
+
+def with_rank(change) -> Snapshot:
+    """One server, whose first rank is changed."""
+    snapshot = bus(("alpha",), 1000.0)
+    (state,) = snapshot.servers
+    ranks = (change(state.ranks[0]), *state.ranks[1:])
+    return msgspec.structs.replace(snapshot, servers=(msgspec.structs.replace(state, ranks=ranks),))
+
+
+def told(snapshot: Snapshot) -> list[str]:
+    return [alarm.what for alarm in Alarms().of(snapshot, History())]
+
+
+def test_requests_that_had_to_recompute_have_not_waited() -> None:
+    """And those that wait long are counted, however their pages came back."""
+
+    def requests(state: str, restore: str, age: float, queued: float | None):
+        def change(rank: RankState) -> RankState:
+            some = [
+                msgspec.structs.replace(
+                    rank.requests[0], rid=f"r{number}", state=state, restore=restore, arrived=1000.0 - age,
+                    time=1000.0, queue_seconds=queued, ended=None,
+                )
+                for number in range(5)
+            ]  # fmt: skip
+            return msgspec.structs.replace(rank, requests=tuple(some))
+
+        return with_rank(change)
+
+    assert not [what for what in told(requests("running", "cut short", 2.0, 0.3)) if "waited" in what]
+    assert [what for what in told(requests("waiting", "none", 20.0, None)) if what.startswith("5 requests")]
+
+
+@pytest.mark.parametrize(("age", "interval", "still"), [(2.0, "1s", False), (60.0, "1s", True), (60.0, "30s", False)])
+def test_a_scheduler_that_stands_still_is_told(age: float, interval: str, still: bool) -> None:
+    """Its rank goes on speaking, of what was so when it turned last."""
+    snapshot = with_rank(
+        lambda rank: msgspec.structs.replace(rank, tree=msgspec.structs.replace(rank.tree, age_seconds=age))
+    )
+    (state,) = snapshot.servers
+    server = msgspec.structs.replace(state.server, configuration={"bus": {"requests_interval": interval}})
+    snapshot = msgspec.structs.replace(snapshot, servers=(msgspec.structs.replace(state, server=server),))
+    assert any("has not turned" in what for what in told(snapshot)) == still

@@ -145,7 +145,8 @@ class Overview(ConsoleView):
             OfferedAction(
                 "C", "cap tier", server, f"limit a tier of {server}",
                 "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
-                lambda typed: make_command("cap-tier", typed.split()), "host or ssd, and a limit as 8GiB, or none",
+                lambda typed: make_command("cap-tier", [word for word in typed.split() if word != "none"]),
+                "host or ssd, and a limit as 8GiB, or none",
             ),
         )  # fmt: skip
 

@@ -11,11 +11,11 @@ _PINNED = "They are not evicted from where they are until they are unpinned; a f
 _UNPINNED = "They may be evicted again. Pins of other operators, and those of requests, stay."
 _DROPPED = (
     "This page and everything that follows it is forgotten in every tier below the device. Requests that would have "
-    "found it recompute; no answer changes."
+    "found it recompute; no answer changes. What a remote store has stays there, and is found again."
 )
 _FLUSHED = (
     "It forgets the pages of its namespace below the device: `host`, or `all` tiers. Requests recompute what they "
-    "would have found; no answer changes."
+    "would have found; no answer changes. What a remote store has stays there, and is found again."
 )
 
 

@@ -171,11 +171,17 @@ _SUBJECTS = {
         (Overview().table, engine_table),
     ),
     "tiers": Subject(
-        Part.TIERS | Part.DIRECTORIES, _of_ranks(tiers="tiers", directories="directory"), (tier_table, directory_table)
+        Part.RANKS | Part.TIERS | Part.DIRECTORIES,
+        _of_ranks(tiers="tiers", directories="directory"),
+        (tier_table, directory_table),
     ),
-    "devices": Subject(Part.DEVICES, _of_ranks(devices="devices", stripe_sets="stripe_set"), (lane_table, set_table)),
+    "devices": Subject(
+        Part.RANKS | Part.DEVICES, _of_ranks(devices="devices", stripe_sets="stripe_set"), (lane_table, set_table)
+    ),
     "links": Subject(
-        Part.LINKS, _of_ranks(links="links", gpus="gpu", reaches="reaches"), (link_table, gpu_table, reach_table)
+        Part.RANKS | Part.LINKS,
+        _of_ranks(links="links", gpus="gpu", reaches="reaches"),
+        (link_table, gpu_table, reach_table),
     ),
-    "tree": Subject(Part.TREES, _of_ranks(trees="tree"), (tree_table,)),
+    "tree": Subject(Part.RANKS | Part.TREES, _of_ranks(trees="tree"), (tree_table,)),
 }

@@ -58,7 +58,7 @@ class Unpin(Command, frozen=True, tag="unpin"):
 
 
 class Drop(Command, frozen=True, tag="drop"):
-    """Forget a page and everything that follows it, in every tier below the device."""
+    """Forget a page and everything that follows it, in every tier below the device but a remote store's."""
 
     page: PageKeyText
 

@@ -161,6 +161,9 @@ def send_command(
     """Send one command to `server` and wait until nothing more becomes of it. `now`: by Redis' clock."""
     if not server.control:
         raise BusError(f"server {server.server}: obeys no commands; start it with bus.control = true")
+    rank = getattr(command, "rank", None)
+    if rank is not None and rank not in server.ranks:
+        raise BusError(f"server {server.server}: has no rank {rank[:80]!r}; it has {', '.join(server.ranks)}")
     order = Order(id=uuid.uuid4().hex, author=author, deadline=now + timeout, command=command)
     entry = write_order(order)
     read_order(entry)  # raises CommandRefusedError for what the server would refuse

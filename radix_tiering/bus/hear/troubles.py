@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from ...base.units import Duration
 from ..contract.gpu_views import GpuView
 from ..contract.views import (
     DeviceView,
@@ -52,6 +53,8 @@ USABLE_LEASES = ("lent", "recalled", "active", "closing")
 LATE_GPU = 10.0
 #: A request that has not begun to be computed after so many seconds waits long.
 LONG_WAIT = 10.0
+#: A scheduler that was looked into last so long ago, or so many times `bus.requests_interval`, stands still, seconds.
+STILL_SECONDS, STILL_INTERVALS = 15.0, 5
 
 
 class Mark(IntEnum):
@@ -115,6 +118,8 @@ def _of_server(state: ServerState, parts: Part) -> Iterator[Trouble]:
         if Part.RANKS in parts and rank.rank is None:
             yield Trouble(Mark.WRONG, state.server, f"its rank {text(rank.name)} says nothing", "see the server's log")
         yield from _of_rank(rank, parts)
+        if Part.TREES in parts and state.server.alive:
+            yield from scheduler_troubles(state.server, rank)
 
 
 def _of_rank(state: RankState, parts: Part) -> Iterator[Trouble]:
@@ -389,9 +394,34 @@ def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trou
         )
 
 
+def scheduler_troubles(server: ServerView, rank: RankState) -> Iterator[Trouble]:
+    """A rank speaks on a thread of its own, also where its scheduler stands still: what it says of requests is old."""
+    tree, bus = rank.tree, server.configuration.get("bus", {})
+    if tree is None or tree.age_seconds is None or rank.rank is None:
+        return
+    try:
+        interval = Duration.parse(bus.get("requests_interval"))
+    except (ValueError, AttributeError):
+        interval = Duration(0.0)
+    if tree.age_seconds > max(STILL_SECONDS, STILL_INTERVALS * interval):
+        yield Trouble(
+            Mark.WARNING,
+            tree,
+            f"its scheduler has not turned for {seconds(tree.age_seconds)}: what is told of its requests is as old",
+            "a long forward, new weights, or it hangs: see the server's log, and `py-spy dump` of the scheduler",
+            f"rank {text(rank.name)}",
+        )
+
+
 def tree_troubles(tree: TreeView) -> Iterator[Trouble]:
     if tree.complete is False:
         yield Trouble(Mark.NOTE, tree, "too large to be walked: nodes, leaves and depths are of a part", part="tree")
+
+
+def waits_long(request: RequestView) -> bool:
+    """Whether nothing of it has been computed long after it came."""
+    waits = request.state in ("waiting", "restoring") and request.queue_seconds is None
+    return waits and _age(request) > LONG_WAIT
 
 
 def request_troubles(request: RequestView) -> Iterator[Trouble]:
@@ -404,8 +434,7 @@ def request_troubles(request: RequestView) -> Iterator[Trouble]:
             where = "`inspect tiers` shows whether host memory had no room, `inspect devices` failing ones"
         recomputed = f"{why}: {count(request.recomputed_tokens)} tokens were recomputed"
         yield Trouble(Mark.WARNING, request, recomputed, where, part)
-    waited = request.queue_seconds
-    if request.state in ("waiting", "restoring") and waited is None and _age(request) > LONG_WAIT:
+    if waits_long(request):
         yield Trouble(
             Mark.WARNING,
             request,

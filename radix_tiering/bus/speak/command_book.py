@@ -92,7 +92,7 @@ class CommandBook:
         self._keys = keys
         self._server = server
         self._rank = rank
-        self._ranks = ranks
+        self.ranks = ranks
         self._group = [one for one in ranks if one.partition("-")[0] == rank.partition("-")[0]]
         self._events = events
         self._leader = leader
@@ -171,12 +171,12 @@ class CommandBook:
             note.set(self._monotonic(), **{f"rank:{rank}": text})
 
     def _settle(self, identifier: str, note: _Note, deadline: float, redis_now: float) -> None:
-        found = verdict(self._ranks, note.said, overdue=redis_now > deadline + SETTLE_SECONDS)
+        found = verdict(self.ranks, note.said, overdue=redis_now > deadline + SETTLE_SECONDS)
         # Not back from a state that a command has been given at the door.
         if found.state not in (note.fields["state"], ACCEPTED):
             note.set(self._monotonic(), state=found.state, reason=found.reason)
             self._tell(identifier, note)
-        if len(note.said) == len(self._ranks) or redis_now > deadline + SETTLE_SECONDS + LATE_SECONDS:
+        if len(note.said) == len(self.ranks) or redis_now > deadline + SETTLE_SECONDS + LATE_SECONDS:
             note.deadline = None
 
     def _tell(self, identifier: str, note: _Note) -> None:
@@ -188,7 +188,7 @@ class CommandBook:
         """Of a command that this rank settles: the other ranks that have said nothing yet."""
         if note.deadline is None:
             return []
-        return [rank for rank in self._ranks if rank != self._rank and rank not in note.said]
+        return [rank for rank in self.ranks if rank != self._rank and rank not in note.said]
 
     def _hear(self, note: _Note) -> Reply:
         def hear(fields: Mapping[str, str]) -> None:

@@ -85,6 +85,10 @@ class ControlInbox:
         except CommandRefusedError as error:
             self._book.turn_away(identifier, author, kind, str(error), redis_now)
             return
+        rank = getattr(order.command, "rank", None)
+        if rank is not None and rank not in self._book.ranks:
+            self._book.turn_away(identifier, author, kind, f"the server has no rank {shorten(rank)}", redis_now)
+            return
         if not redis_now <= order.deadline:
             self._book.turn_away(identifier, author, kind, None, order.deadline)
             return

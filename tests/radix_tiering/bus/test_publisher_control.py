@@ -11,6 +11,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.bus.contract.commands import (
+    CapLending,
     CommandRefusedError,
     Flush,
     Order,
@@ -207,6 +208,15 @@ def test_one_that_cannot_be_handed_on_is_refused(operator, obey) -> None:
 
 
 # ---- once ----
+
+
+def test_one_for_a_rank_that_is_not_there_is_refused(operator, obey, redis) -> None:
+    obey()
+    now = redis.admin.time()
+    order = Order(id="nobody", author="ann", deadline=now[0] + 60.0, command=CapLending(limit="8GiB", rank="dp0-tp7"))
+    redis.admin.xadd(CONTROL, write_order(order))
+    assert "dp0-tp7" in operator.wait_for("nobody", "refused")["reason"]
+    assert not operator.taken
 
 
 def test_the_same_id_is_not_carried_out_twice(operator, obey) -> None:
