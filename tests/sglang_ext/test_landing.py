@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.units import Size
@@ -258,7 +260,7 @@ def test_there_is_outgoing_memory_where_there_is_room(size: str, rows: int | Non
     pool = small_pool(DeferredAccelerator(0, locked=True))
     side = PeerSide(config, "tp0", pool, None)
     try:
-        side.borrow(page_digest)
+        side.borrow(page_digest, EventLog(time.time))
         assert (pool.outgoing.rows if pool.outgoing is not None else None) == rows
         assert ("device.outgoing: " in caplog.text) == (size == "4095")
         assert (f"{rows} pages of outgoing memory" in caplog.text) == (rows is not None)
@@ -272,7 +274,7 @@ def test_a_device_without_room_for_outgoing_memory_does_without(monkeypatch, cap
     monkeypatch.setattr(peer_side_module, "gpu_memory", lambda _: device)
     side = borrower(Landing(DeferredAccelerator(0, locked=True), 4096, 2**20))
     try:
-        assert side.borrow(page_digest).snapshot().outgoing_bytes == 0
+        assert side.borrow(page_digest, EventLog(time.time)).snapshot().outgoing_bytes == 0
         assert "device.outgoing: cuMemCreate: out of memory" in caplog.text
     finally:
         side.close()
@@ -283,7 +285,7 @@ def test_pages_land_for_a_borrower_on_a_gpu(monkeypatch) -> None:
     monkeypatch.setattr(peer_side_module, "gpu_memory", lambda device: FakeDeviceMemory("GPU-a"))
     side = borrower(landing)
     try:
-        assert side.borrow(page_digest).landing is landing
+        assert side.borrow(page_digest, EventLog(time.time)).landing is landing
     finally:
         side.close()
 
@@ -295,7 +297,7 @@ def test_a_gpu_that_maps_no_others_memory_is_told_and_takes_none_of_its_own(monk
     monkeypatch.setattr(peer_side_module, "gpu_memory", refuse)
     side = borrower(Landing(DeferredAccelerator(0, locked=True), 4096, 2**20))
     try:
-        assert side.borrow(page_digest).landing is None
+        assert side.borrow(page_digest, EventLog(time.time)).landing is None
         assert (
             "peer.borrow: from servers that lend memory of GPUs nothing comes: cuda-bindings is missing" in caplog.text
         )

@@ -32,7 +32,7 @@ def prepare() -> None:
 
     def open_stack(namespace: Any, config: Any, rank: Any, *given: Any, **named: Any) -> Any:
         peer = ModelPeer(namespace.geometry.page_bytes, landing_slots=SLOTS)
-        return opened(namespace, config, rank, lambda fingerprint: peer, **{**named, "landing": peer})
+        return opened(namespace, config, rank, lambda fingerprint, events: peer, **{**named, "landing": peer})
 
     assembly.open_stack = open_stack
 
