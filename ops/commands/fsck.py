@@ -74,8 +74,9 @@ def run(options: argparse.Namespace) -> int:
             if len(groups) == 1:
                 raise
             # As files that were made, and have never joined a set.
-            unknown[", ".join(map(str, paths))] = str(error)
-            console.print(f"error: {', '.join(map(str, paths))}: {error}", soft_wrap=True)
+            names = ", ".join(map(str, paths))
+            unknown[names] = str(error)
+            console.print(f"error: {names}: {error}", soft_wrap=True)
             continue
         show(result, console)
         results.append(result)

@@ -12,7 +12,7 @@ from ..base.page import ROOT_KEY, PageRecord
 from . import kernels
 from .book import Book
 from .kernels import BEGUN, BITS, DEPTH, DROPPED, FLAGS, GENERATION, KEEP, KEPT, PARENT, PINS, SPACE, TIERS, WHOLE
-from .rows import rows_of
+from .rows import leading, rows_of
 from .tier_copies import HOST, Copy
 
 _COPY = BEGUN | WHOLE
@@ -242,10 +242,7 @@ class PagesNow(NamedTuple):
 
 def first_dropped(pages: Sequence[Page]) -> int:
     """How many of these pages, from the first on, are in the table."""
-    if not pages:
-        return 0
-    dropped = PagesNow.of(pages).dropped()
-    return int(np.argmax(dropped)) if dropped.any() else len(pages)
+    return leading(~PagesNow.of(pages).dropped()) if pages else 0
 
 
 def host_slots(pages: Sequence[Page]) -> list[int]:

@@ -57,7 +57,7 @@ from .kernels import (
 )
 from .operator_pins import OperatorPins
 from .policy import EvictionPolicy
-from .rows import PageRows, as_key, as_keys, rows_of, split
+from .rows import PageRows, as_key, as_keys, leading, rows_of, split
 from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part, TierCopies
 
 #: Pages behind one that is dropped that leave with it, if none is leaving yet: most have no more, and nobody need wait
@@ -272,14 +272,14 @@ class PageTable:
     def resident_run(self, pages: Sequence[Page]) -> int:
         """How many of these pages, from the first on, are in host memory."""
         there = self._rows.whole(rows_of(pages), HOST)
-        return len(pages) if there.all() else int(np.argmin(there))
+        return leading(there)
 
     def beneath_run(self, pages: Sequence[Page]) -> int:
         """How many of these pages, from the first on, have a whole copy in a tier beneath host memory, and none there,
         nor on its way there."""
         tiers = self._rows.words[rows_of(pages), TIERS]
         there = (tiers & kernels.ANY_WHOLE != 0) & (tiers & (kernels.BEGUN | kernels.WHOLE) == 0)
-        return len(pages) if there.all() else int(np.argmin(there))
+        return leading(there)
 
     def records(self, pages: Sequence[Page]) -> list[PageRecord]:
         """`Page.record` of many, which are in the table."""

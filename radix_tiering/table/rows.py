@@ -211,3 +211,8 @@ def split(handle: int) -> tuple[int, int]:
 def rows_of(pages: Sequence[Any]) -> np.ndarray:
     """The rows of pages: int64 [pages]."""
     return np.fromiter((page.row for page in pages), np.int64, len(pages))
+
+
+def leading(there: np.ndarray) -> int:
+    """How many of these, from the first on, are True: bool [n]."""
+    return len(there) if there.all() else int(np.argmin(there))

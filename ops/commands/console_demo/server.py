@@ -11,7 +11,7 @@ import msgspec
 
 from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry, page_digest
-from swift_tiers.radix_tiering.base.read_config import dump_config
+from swift_tiers.radix_tiering.base.read_config import shown_config
 from swift_tiers.radix_tiering.base.virtual import VirtualProcess
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
@@ -128,7 +128,7 @@ class DemoServer:
             self.scheduler.came, self.scheduler.refused = self.donor.lender.arrived, self.donor.lender.refused
         self.stack.lease_hand = hand_of(self._name, self.donor, self.memory)
         self.scheduler.begins = self._begin_round
-        self._configuration = {"demo": "simulated: nothing here runs anywhere", **dump_config(self.stack.config)}
+        self._configuration = {"demo": "simulated: nothing here runs anywhere", **shown_config(self.stack.config)}
         self._publisher = self._publish(redis, DemoGpu(card, neighbours, self.stack, self.scheduler, process))
         self.scheduler.start()
         self._publisher.start()
@@ -186,7 +186,7 @@ class DemoServer:
         def told(outcome: str | CommandRefusedError) -> None:
             if isinstance(order.command, SetPolicy):
                 section, _ = section_of(order.command.field)
-                self._configuration[section] = dump_config(self.stack.config)[section]
+                self._configuration[section] = shown_config(self.stack.config)[section]
             self._publisher.report(order.id, outcome)
 
         return told

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...lending.leases.effects import LeaseView
 from ...lending.leases.hand import LeaseSnapshot
 from ...lending.leases.lease import LeaseState
 from ...lending.leases.runs import RunState
+from .neighbours import Scope
 from .records import Record, record
 from .views import MOST_LISTED_LEASES, MOST_PARTNERS, LeasesView
 
@@ -27,7 +28,7 @@ def partners(leases: Iterable[LeaseView], own: str) -> Partners:
     return {name: found[name] for name in sorted(largest)}
 
 
-def lease_sums(leases: LeaseSnapshot | None, scope: Callable[[str], str]) -> dict[str, float | str | None]:
+def lease_sums(leases: LeaseSnapshot | None, scope: Scope) -> dict[str, float | str | None]:
     """The fields of `rank` that are about leases; `scope` of their address, as `neighbours.lease_scope` has it."""
     if leases is None:
         return {}

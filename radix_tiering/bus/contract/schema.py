@@ -318,3 +318,9 @@ def _template(pattern: str) -> str:
 
 #: Keys are made by the thousand.
 _TEMPLATES = {spec.name: _template(spec.pattern) for spec in KEYS}
+
+
+def entry_parts(entry: str) -> tuple[int, int]:
+    """The id of a stream's entry in the order that streams have."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number or 0)

@@ -15,6 +15,7 @@ import msgspec
 
 from ...figures.forms import read_object
 from ..contract.round_trips import Question, RoundTrips
+from ..contract.schema import entry_parts
 
 #: An entry before all others.
 BEGINNING = "0-0"
@@ -93,10 +94,10 @@ def read_events(bus: RoundTrips, server: str, after: Cursor, count: int) -> Even
         }
     )
     entries, last = answers["entries"], answers["last"]
-    if after.entry != BEGINNING and (not last or _parts(last[0][0]) < _parts(after.entry)):
+    if after.entry != BEGINNING and (not last or entry_parts(last[0][0]) < entry_parts(after.entry)):
         # The stream that was read is gone with its Redis; what is there now has been begun after it.
         return read_events(bus, server, msgspec.structs.replace(after, entry=BEGINNING), count)
-    trimmed = bool(answers["first"]) and _parts(answers["first"][0][0]) > _parts(after.entry)
+    trimmed = bool(answers["first"]) and entry_parts(answers["first"][0][0]) > entry_parts(after.entry)
     offset = _number(answers["offset"] or "")
     start = msgspec.structs.replace(after, offset=after.offset if offset is None else offset)
     return _read(server, entries, start, now, trimmed=trimmed, more=len(entries) == count)
@@ -152,7 +153,7 @@ def _read(
 
 def entry_seconds(entry: str) -> float:
     """When the entry was written, by Redis' clock."""
-    return _parts(entry)[0] / 1000
+    return entry_parts(entry)[0] / 1000
 
 
 def read_event(server: str, entry: Entry, now: float, offset: float | None) -> StreamEvent:
@@ -216,11 +217,6 @@ def _gap_before(
     # A number that is not above the last one: the server has begun anew.
     first = last.sequence + 1 if event.sequence > last.sequence else 1
     return Gap(server=server, rank=event.rank, first=first, last=before) if first <= before else None
-
-
-def _parts(entry: str) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number or 0)
 
 
 def _number(text: str) -> float | None:

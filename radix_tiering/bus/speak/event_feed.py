@@ -6,8 +6,8 @@ from typing import Any
 
 from ...base.events import EventLog
 from ..contract.records import event_record
+from ..contract.schema import entry_parts
 from ..redis.batch import RedisBatch, Reply
-from .inbox import entry_parts
 
 #: Events in one go.
 MOST_EVENTS = 256
@@ -39,8 +39,7 @@ class EventFeed:
         newest: list[Any] = []
         batch.add("XRANGE", self._key, self._anchor, self._anchor, reply=found.extend)
         batch.add("XREVRANGE", self._key, "+", "-", "COUNT", 1, reply=newest.extend)
-        last = lambda: entry_parts(newest[0][0]) if newest else (0, 0)  # noqa: E731 - when both have been answered
-        batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length, last()))
+        batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length, newest))
 
     def send(self, batch: RedisBatch) -> None:
         """Queue the oldest events that wait, at most `MOST_EVENTS`."""
@@ -65,8 +64,10 @@ class EventFeed:
 
         return confirm
 
-    def _checked(self, found: bool, length: int, last: tuple[int, int]) -> None:
+    def _checked(self, found: bool, length: int, newest: list[Any]) -> None:
+        if found or self._anchor is None:
+            return
         # A stream that has reached its cap loses its oldest entries without having vanished. One that ends before what
         # was sent is an older copy of it, as after a failover.
-        if not found and (length < self._length or (self._anchor is not None and last < entry_parts(self._anchor))):
+        if length < self._length or not newest or entry_parts(newest[0][0]) < entry_parts(self._anchor):
             self._sent, self._anchor = 0, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..contract.schema import entry_parts
 from ..redis.batch import RedisBatch
 
 Entry = tuple[str, dict[str, str]]
@@ -57,9 +58,3 @@ class Inbox:
         for _, entries in streams:
             self._entries += [(entry, fields or {}) for entry, fields in entries]
             self._position = entries[-1][0]
-
-
-def entry_parts(entry: str) -> tuple[int, int]:
-    """The id of an entry in the order that streams have."""
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number)

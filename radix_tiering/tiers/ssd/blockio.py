@@ -68,15 +68,12 @@ class Patience:
         self.given_up: set[int] = set()
         self.abandoned: dict[int, Request] = {}
 
-    def silent(self, since: float, now: float) -> bool:
-        """Whether a device that was heard of at `since` has not answered for too long, and there is time left."""
-        return now - since >= self.seconds and not self._is_over(now)
-
     def ended(self, since: float, now: float) -> bool:
         """Whether a device that was heard of at `since` is not waited for any longer."""
-        return now - since >= self.seconds or self._is_over(now)
+        return now - since >= self.seconds or self.over(now)
 
-    def _is_over(self, now: float) -> bool:
+    def over(self, now: float) -> bool:
+        """Whether nobody is waited for any longer."""
         return self.deadline is not None and now >= self.deadline
 
     @property
@@ -159,9 +156,11 @@ def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience)
         for device in list(waiting):
             if not waiting[device] and not under_way[device]:
                 del waiting[device]
-            elif patience.silent(heard[device], now) and device not in warned:
+            elif not patience.ended(heard[device], now):
+                continue
+            elif device not in warned and not patience.over(now):
                 warned.add(device)
-            elif patience.ended(heard[device], now):
+            else:
                 patience.given_up.add(device)
                 patience.give_up(under_way.pop(device).values())
                 del waiting[device]

@@ -596,7 +596,7 @@ class IoThread:
                 silent.add(state.device)
         warned, self._warned = self._warned, silent
         for device in silent & warned:
-            self.take_out(device, f"no answer for {self.patience.seconds:g} seconds")
+            self.take_out(device, self.patience.no_answer)
         if silent - warned:
             self._next_check = now
             self.runner.sleep(LAST_CHANCE)
