@@ -37,6 +37,17 @@ class SilentArray(WrappingArray):
             requests, self.swallowed = self.swallowed, []
             self.inner.submit(requests)
 
+    def answer_some(self, units: int) -> None:
+        """Carry out so many of what was swallowed, the oldest of each device."""
+        with self._lock:
+            left = dict.fromkeys(range(len(self.sizes)), units)
+            some, rest = [], []
+            for request in self.swallowed:
+                left[request.device] -= 1
+                (some if left[request.device] >= 0 else rest).append(request)
+            self.swallowed = rest
+            self.inner.submit(some)
+
     @property
     def silent(self) -> set[int]:
         """The devices that say nothing just now."""

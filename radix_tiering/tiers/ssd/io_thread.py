@@ -88,7 +88,7 @@ class IoThread:
         self.units = Units(1, depth)
         self._out: set[int] = set()  # devices that are
         self._next_check = clock() + CHECK_INTERVAL
-        self._warned: set[int] = set()  # devices that get their last chance, see `LAST_CHANCE`
+        self._late: dict[int, int] = {}  # device that gets its last chance, see `LAST_CHANCE` -> units it was late with
         self._stirred = clock()  # when a device was last given something, or answered
         self._stopping = False
         self._given_up = False
@@ -586,17 +586,20 @@ class IoThread:
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL
-        silent: set[int] = set()
+        late: dict[int, int] = {}
         for state in self._devices:
             if state.service is Service.OUT:
                 continue
             if not self.array.present(state.device):
                 self.take_out(state.device, "no longer present")
-            elif self.units.in_flight(state.device) and now - self.units.oldest(state.device) > self.patience.seconds:
-                silent.add(state.device)
-        warned, self._warned = self._warned, silent
-        for device in silent & warned:
-            self.take_out(device, self.patience.no_answer)
-        if silent - warned:
+            elif self.units.in_flight(state.device):
+                late[state.device] = self.units.late(state.device, now - self.patience.seconds)
+        before, self._late = self._late, {device: units for device, units in late.items() if units}
+        # Answers need not arrive all at once: as long as some do that were late, more may.
+        if not any(late.get(device, 0) < units for device, units in before.items()):
+            for device in self._late.keys() & before.keys():
+                self.take_out(device, self.patience.no_answer)
+                del self._late[device]
+        if self._late:
             self._next_check = now
             self.runner.sleep(LAST_CHANCE)

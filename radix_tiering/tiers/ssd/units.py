@@ -139,9 +139,9 @@ class Units:
         """Rows of the units that are under way on a device."""
         return np.flatnonzero((self._units[:, k.DEVICE] == device) & (self._since != np.inf))
 
-    def oldest(self, device: int) -> float:
-        """When the oldest of them was submitted; infinity where there is none any more."""
-        return float(self._since[self._on(device)].min(initial=np.inf))
+    def late(self, device: int, before: float) -> int:
+        """How many of them were submitted before then."""
+        return int(np.count_nonzero(self._since[self._on(device)] < before))
 
     def newest(self, device: int) -> float:
         """When the newest of them was; minus infinity where there is none any more."""

@@ -491,10 +491,12 @@ def test_devices_that_are_quiet_for_long_are_looked_at_less_and_less_often(silen
     assert outcomes == [ReadOutcome.OK] * 2
 
 
-def test_a_process_that_stood_still_loses_no_device(silent, monkeypatch) -> None:
-    """As one that was paused: time has passed, and what the devices have answered meanwhile is there a moment later."""
+@pytest.mark.parametrize("together", [100, 1])
+def test_a_process_that_stood_still_loses_no_device(silent, monkeypatch, together: int) -> None:
+    """As one that was paused: time has passed, and what the devices have answered meanwhile is there a moment later,
+    or arrives one after the other."""
     one = silent()
-    pages = [one.rig.put(one.stripes, number) for number in range(3)]
+    pages = [one.rig.put(one.stripes, number) for number in range(9)]
     for device in range(3):
         one.array.silence(device, Operation.READ)
     outcomes: list[ReadOutcome] = []
@@ -504,7 +506,7 @@ def test_a_process_that_stood_still_loses_no_device(silent, monkeypatch) -> None
     sleep = ThreadRunner.sleep
 
     def go_on(self: ThreadRunner, seconds: float) -> None:
-        one.array.answer()
+        one.array.answer_some(together)
         sleep(self, seconds)
 
     monkeypatch.setattr(ThreadRunner, "sleep", go_on)
