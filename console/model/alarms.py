@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
@@ -49,14 +51,14 @@ class Alarm(NamedTuple):
     remedy: str
     target: Place
     since: float  # when it was seen first, seconds since 1970 by Redis' clock
-    counted: bool = False  # it tells of what has happened since a start, which stays true for ever
+    counted: int = 0  # of what it tells of, how often it has happened since a start, which stays true for ever
 
 
 class _KnownAlarm(NamedTuple):
-    """An alarm that was there before: since when, and since when its figures are what they are."""
+    """An alarm that was there before: since when, and since when it has happened so often."""
 
     since: float
-    what: str
+    counted: int
     same_since: float
 
 
@@ -73,9 +75,9 @@ class Alarms:
         now, known, found = snapshot.time, {}, []
         for alarm in _alarms(snapshot, history, departed):
             key = _key(alarm)
-            former = self._known.get(key, _KnownAlarm(now, alarm.what, now))
-            same_since = former.same_since if former.what == alarm.what else now
-            known[key] = _KnownAlarm(former.since, alarm.what, same_since)
+            former = self._known.get(key, _KnownAlarm(now, alarm.counted, now))
+            same_since = former.same_since if former.counted == alarm.counted else now
+            known[key] = _KnownAlarm(former.since, alarm.counted, same_since)
             alarm = alarm._replace(since=former.since)
             if alarm.counted and now - same_since >= SILENT_SECONDS:
                 what = f"{alarm.what}; none in the last {seconds(SILENT_SECONDS)}"
@@ -209,7 +211,7 @@ def _too_small(rank: RankState, history: History) -> str:
 
 
 def _collapse(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
-    recent, former = hit_rates(rank, history, RECENT_SECONDS)
+    recent, former = hit_rates([rank], history, RECENT_SECONDS)
     if rank.tree is None or recent is None or former is None:
         return
     if former >= FORMER_RATE and recent < COLLAPSE * former:
@@ -220,20 +222,22 @@ def _collapse(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
         yield Alarm(Mark.WARNING, place, what, remedy, target(rank.tree), now)
 
 
-def hit_rates(rank: RankState, history: History, recent_seconds: float) -> tuple[float | None, float | None]:
+def hit_rates(ranks: Iterable[RankState], history: History, recent_seconds: float) -> tuple[float | None, float | None]:
     """The share of prompt tokens that were found in any tier: during the last seconds, and in the time before.
 
-    None where too few prompt tokens came.
+    Of ranks with requests of their own each. None where too few prompt tokens came.
     """
-    if rank.tree is None or rank.rank is None:
-        return None, None
-    prompt = history.growths(rank.tree, "prompt_tokens", recent_seconds)
-    found = list(history.growths(rank.tree, "reused_tokens", recent_seconds))
-    for tier in rank.tiers:
-        if tier.tier != "device":
-            pages = history.growths(tier, "hits", recent_seconds)
-            found = [tokens + more * (rank.rank.page_tokens or 0) for tokens, more in zip(found, pages, strict=True)]
-    late, early = (_rate(tokens, whole) for tokens, whole in zip(found, prompt, strict=True))
+    prompt, found = np.zeros(2), np.zeros(2)
+    for rank in ranks:
+        if rank.tree is None or rank.rank is None:
+            continue
+        prompt += history.growths(rank.tree, "prompt_tokens", recent_seconds)
+        found += history.growths(rank.tree, "reused_tokens", recent_seconds)
+        for tier in rank.tiers:
+            if tier.tier != "device":
+                pages = history.growths(tier, "hits", recent_seconds)
+                found += np.multiply(pages, rank.rank.page_tokens or 0)
+    late, early = (_rate(tokens, whole) for tokens, whole in zip(found.tolist(), prompt.tolist(), strict=True))
     return late, early
 
 

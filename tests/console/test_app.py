@@ -190,7 +190,7 @@ async def test_export(tmp_path: Path) -> None:
         assert [row["server"] for row in rows] == ["alpha"]
         assert float(rows[0]["host (share, 0 to 1)"]) == pytest.approx(0.97, abs=0.01), "values, not their pictures"
         assert rows[0]["state"] == "WRONG", "a word, not its number"
-        assert rows[0]["p99 (s to the first token, last 5 min)"], "a figure with its unit"
+        assert rows[0]["p99 (s to the first token, last 256 requests, 5 min at most)"], "a figure with its unit"
         assert "-" not in rows[0].values(), "what is not known is empty"
         await pilot.press("colon", *"export json all.json", "enter")
         await until(pilot, (tmp_path / "all.json").exists)

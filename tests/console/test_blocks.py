@@ -15,7 +15,7 @@ from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.model.table import Sorting, Table, ordered
 from swift_tiers.console.views.blocks.view import Blocks
 from swift_tiers.console.views.parts.view import Answered, Scene
-from swift_tiers.radix_tiering.bus.contract.commands import Drop, Flush, Pin, Unpin
+from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Drop, Flush, Pin, Unpin
 from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, PageView
 
 from support.console_answers import (
@@ -371,6 +371,9 @@ def test_host_memory_can_be_flushed_from_its_map_and_the_device_not() -> None:
     host = offered(with_answers(scene_of(tier("host"))))
     assert host["flush"].make("") == Flush(tiers="host")
     assert host["cap"].make("8GiB").limit == "8GiB"
+    assert host["cap"].make("none").limit is None
+    with pytest.raises(CommandRefusedError, match="none to lift it"):
+        host["cap"].make("")
     assert offered(with_answers(scene_of(tier("ssd"))))["flush"].make("") == Flush(tiers="all")
     assert "flush" not in offered(with_answers(scene_of(tier("device"))))
 

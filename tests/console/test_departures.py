@@ -9,6 +9,7 @@ from swift_tiers.console.model.alarms import SILENT_SECONDS, Alarm, Alarms
 from swift_tiers.console.model.departures import Departures, Going
 from swift_tiers.console.model.history import History
 from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.figures import count
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from support.console_world import GIB, World
@@ -124,6 +125,25 @@ def test_what_was_only_counted_is_over_when_it_has_not_grown_for_long() -> None:
     quiet = marks(200.0 + SILENT_SECONDS, 2)
     assert (quiet[damaged.format(2)], quiet[out]) == (Mark.NOTE, Mark.WRONG)
     assert marks(1000.0, 3)[damaged.format(3)] is Mark.WRONG, "it goes on"
+    for seconds, counted in ((1100.0, 12_301), (1100.0 + SILENT_SECONDS, 12_302)):
+        assert marks(seconds, counted)[damaged.format(count(counted))] is Mark.WRONG, "it goes on, if by one"
+
+
+def test_what_is_over_is_so_however_much_else_was_done_well_meanwhile() -> None:
+    world, alarms = World(gone=()), Alarms()
+
+    def mark(seconds: float, started: int) -> Mark:
+        snapshot = msgspec.structs.replace(world.snapshot(), time=seconds)
+        (state, *others), late = snapshot.servers, 100
+        one = state.ranks[0]
+        assert one.rank is not None
+        engine = msgspec.structs.replace(one.rank, restores_started=started, restores_late=late)
+        state = msgspec.structs.replace(state, ranks=(msgspec.structs.replace(one, rank=engine),))
+        found = alarms.of(msgspec.structs.replace(snapshot, servers=(state, *others)), History())
+        return next(one.mark for one in found if "fell behind" in one.what)
+
+    assert mark(0.0, 200) is Mark.WARNING
+    assert mark(SILENT_SECONDS, 300) is Mark.NOTE
 
 
 def test_the_world_lends_what_the_tests_above_say() -> None:

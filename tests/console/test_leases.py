@@ -152,6 +152,13 @@ def test_a_pinned_lease_can_be_unpinned_and_not_pinned() -> None:
     assert "P" not in offers
 
 
+def test_a_lease_that_is_looked_at_is_what_is_acted_on_whatever_was_selected_before() -> None:
+    scene = selecting(scene_of(PAIR), 3)
+    inside = replace(scene, place=PAIR.enter(PlaceStep("lease", "16")))
+    offers = {offer.key: offer for offer in view.offers(inside)}
+    assert offers["R"].make("") == RecallLeases(leases=16, borrower=BORROWER, rank="dp0-tp0")
+
+
 def test_lending_is_capped_in_units_or_not_at_all() -> None:
     offers = {offer.key: offer for offer in view.offers(selecting(scene_of(TOP), 0))}
     assert set(offers) == {"A", "C"}

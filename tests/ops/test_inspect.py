@@ -245,6 +245,25 @@ def test_leases_are_limited(inspect: Inspect, alpha: HandWritten) -> None:
     assert "more" not in inspect("leases").out
 
 
+def test_leases_that_the_bus_does_not_list_are_counted_and_no_limit_shows_them(
+    inspect: Inspect, alpha: HandWritten
+) -> None:
+    alpha.hash("lent", {**LEASES, "leases": 1000}, borrower="beta.dp0-tp0")
+    shown = inspect("leases", "--limit", "3").out
+    assert "and 1 more; --limit shows more of them" in shown
+    assert "and 997 of which the bus has no more than their number" in shown
+
+
+def test_the_worst_leases_are_those_that_are_shown(inspect: Inspect, alpha: HandWritten) -> None:
+    """One that is over and still lent, although it is in no other state than most are."""
+    over = {**LEASES, "leases": 1, "table": "1:2097152:lent:-60.0", "pinned_bytes": 0}
+    alpha.write_leases("dp0-tp0", lends_to="beta.dp0-tp0,gamma.dp0-tp0")
+    alpha.hash("lent", over, borrower="gamma.dp0-tp0")
+    shown = inspect("leases", "--limit", "1")
+    (row,) = shown.table("at the borrower in")
+    assert (row["borrower"], row["lease"]) == ("gamma.dp0-tp0", "1")
+
+
 def test_a_bus_where_nobody_lends(inspect: Inspect, beta: HandWritten) -> None:
     shown = inspect("leases")
     assert shown.code == 0

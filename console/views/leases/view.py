@@ -102,10 +102,10 @@ class Leases(ConsoleView):
         if pair is None and scene.selected is not None and isinstance(scene.selected.subject, Pair):
             pair = scene.selected.subject
         if pair is not None and scene.place.name("borrower") is not None:
-            if scene.selected is not None and isinstance(scene.selected.subject, PairedLease):
-                lease = scene.selected.subject
-            elif scene.place.name("lease") is not None:
+            if scene.place.name("lease") is not None:
                 lease = _lease(pair, scene.place.name("lease"))
+            elif scene.selected is not None and isinstance(scene.selected.subject, PairedLease):
+                lease = scene.selected.subject
         return () if pair is None else offers_for(scene, pair, lease)
 
 

@@ -17,6 +17,7 @@ from ...model.palette import MARKS
 from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ...model.wrapping import wrapped
+from ..parts.blocks_offers import cap_command
 from ..parts.drawn import drawn
 from ..parts.measures import (
     PERCENTILES,
@@ -26,6 +27,7 @@ from ..parts.measures import (
     hit_share,
     model_name,
     role,
+    schedulers,
     seconds_cell,
     share_cell,
     sum_of,
@@ -58,8 +60,8 @@ BEFORE_TIERS = (
     Column("run", right=True, rank=6, unit="requests"),
     Column("wait", right=True, rank=6, unit="requests"),
     Column("hit", right=True, rank=7, unit="share, 0 to 1"),
-    Column("TTFT p50", right=True, rank=7, unit="s, last 5 min"),
-    Column("p99", right=True, rank=5, unit="s to the first token, last 5 min"),
+    Column("TTFT p50", right=True, rank=7, unit="s, last 256 requests, 5 min at most"),
+    Column("p99", right=True, rank=5, unit="s to the first token, last 256 requests, 5 min at most"),
 )
 #: Of a server, behind the tiers that there are.
 BEHIND_TIERS = (
@@ -87,7 +89,7 @@ class Overview(ConsoleView):
     QUESTION = "which server is unwell, and why?"
 
     def windows(self, place: Place) -> str:
-        return f"{RATES}, {PERCENTILES}" if place.steps else f"{RATES}, hit 20 s, TTFT 5 min"
+        return f"{RATES}, {PERCENTILES}" if place.steps else f"{RATES}, hit 20 s, TTFT last 256"
 
     def lines(self, scene: Scene) -> list[Text]:
         if scene.moment.snapshot is None:
@@ -145,10 +147,15 @@ class Overview(ConsoleView):
             OfferedAction(
                 "C", "cap tier", server, f"limit a tier of {server}",
                 "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
-                lambda typed: make_command("cap-tier", [word for word in typed.split() if word != "none"]),
+                lambda typed: cap_command(*_two_words(typed)),
                 "host or ssd, and a limit as 8GiB, or none",
             ),
         )  # fmt: skip
+
+
+def _two_words(typed: str) -> tuple[str, str]:
+    first, _, rest = typed.partition(" ")
+    return first, rest.strip()
 
 
 def _nothing_yet(scene: Scene) -> list[Text]:
@@ -233,10 +240,11 @@ def _per_s(value: float) -> str:
 
 def _server_row(scene: Scene, state: ServerState, mark: Mark, tiers: Sequence[str]) -> Row:
     server = state.server
-    requests = [request for rank in state.ranks for request in rank.requests if rank is state.ranks[0]]
-    firsts = first_tokens(requests)
+    own = schedulers(state)
+    firsts = first_tokens(request for rank in own for request in rank.requests)
+    engines = [rank.rank for rank in own if rank.rank is not None]
     ranks = [rank.rank for rank in state.ranks if rank.rank is not None]
-    hit = hit_share(state.ranks[0], scene.moment.history) if state.ranks else None
+    hit = hit_share(own, scene.moment.history)
     stopped = mark < Mark.WARNING  # of one that is gone: it said so
     word = str(mark) if server.alive else "stopped" if stopped else "GONE"
     cells = (
@@ -245,16 +253,16 @@ def _server_row(scene: Scene, state: ServerState, mark: Mark, tiers: Sequence[st
         Cell(text(model_name(server.model)) or UNKNOWN),
         Cell(role(state)),
         seconds_cell(server.up_seconds),
-        _count(ranks[0].running_requests if ranks else None),
-        _count(ranks[0].waiting_requests if ranks else None),
+        _count(sum_of(one.running_requests for one in engines)),
+        _count(sum_of(one.waiting_requests for one in engines)),
         share_cell(hit),
         seconds_cell(firsts.median),
         seconds_cell(firsts.p99),
         *(_fill_cell(scene, total_fill(state.ranks, tier), tier) for tier in tiers),
         _size(sum_of(rank.lent_bytes for rank in ranks)),
         _size(sum_of(rank.borrowed_bytes for rank in ranks)),
-        _count(ranks[0].restores_started if ranks else None),
-        _count(ranks[0].restores_late if ranks else None),
+        _count(sum_of(one.restores_started for one in engines)),
+        _count(sum_of(one.restores_late for one in engines)),
         Cell(text(server.host)),
         *_circumstances(scene, server),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandRefusedError
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
@@ -52,7 +53,13 @@ def tier_offers(scene: Scene, server: str | None, tier: str) -> tuple[OfferedAct
         OfferedAction(
             "C", "cap", server, f"limit {tier} of {text(server)}",
             "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
-            lambda typed: make_command("cap-tier", [tier, *([typed] if typed and typed != "none" else [])]),
-            "a limit as 8GiB, or none",
+            lambda typed: cap_command(tier, typed), "a limit as 8GiB, or none",
         ),
     )  # fmt: skip
+
+
+def cap_command(tier: str, limit: str) -> AnyCommand:
+    """Caps a tier, or lifts its cap where `none` was typed, and not where nothing was. Raises CommandRefusedError."""
+    if not limit:
+        raise CommandRefusedError(f"cap-tier {tier}: which limit? as 8GiB, or none to lift it")
+    return make_command("cap-tier", [tier] if limit == "none" else [tier, limit])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from swift_tiers.radix_tiering.bus.contract.neighbours import replica_of
 from swift_tiers.radix_tiering.bus.contract.recent import WINDOW
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, seconds, share
@@ -87,10 +88,19 @@ def found_share(requests: Iterable[RequestView]) -> float | None:
     return found / prompt if prompt else None
 
 
-def hit_share(rank: RankState, history: History) -> float | None:
-    """Of the prompt tokens just now; where none came, of the requests that are still on the bus."""
-    recent, _ = hit_rates(rank, history, RECENT_SECONDS)
-    return recent if recent is not None else found_share(rank.requests)
+def schedulers(state: ServerState) -> list[RankState]:
+    """One rank of each scheduler that a server has, its first: all ranks of a data-parallel replica have the same
+    requests, and those of another have others."""
+    firsts: dict[str, RankState] = {}
+    for rank in state.ranks:
+        firsts.setdefault(replica_of(rank.name), rank)
+    return list(firsts.values())
+
+
+def hit_share(ranks: Sequence[RankState], history: History) -> float | None:
+    """Of the prompt tokens of these just now; where none came, of the requests that are still on the bus."""
+    recent, _ = hit_rates(ranks, history, RECENT_SECONDS)
+    return recent if recent is not None else found_share(request for rank in ranks for request in rank.requests)
 
 
 def fill(tier: TierView) -> float | None:
@@ -159,6 +169,7 @@ def total_now(moment: Moment, *fields: str, server: str | None) -> float | None:
 
 
 def gauges(moment: Moment, field: str, server: str | None) -> list[float | None]:
-    """What the first ranks of servers said together, look by look: all ranks of one have the same requests."""
-    firsts = [state.ranks[0].rank for state in moment.servers if server in (None, state.server.server) and state.ranks]
+    """What the schedulers of servers said together, look by look."""
+    states = [state for state in moment.servers if server in (None, state.server.server)]
+    firsts = [rank.rank for state in states for rank in schedulers(state)]
     return added(moment.history.values(rank, field) for rank in firsts if rank is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from swift_tiers.console.feeds.feed import Look as ConsoleLook
 from swift_tiers.console.feeds.watching import Watcher
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place
-from swift_tiers.console.model.table import Table
+from swift_tiers.console.model.table import Row, Table
 from swift_tiers.console.views import Overview
 from swift_tiers.console.views.leases.view import lease_table, lending_table, pair_table
 from swift_tiers.console.views.links.gpu_tables import gpu_table, reach_table
@@ -26,7 +26,7 @@ from swift_tiers.console.views.stripes.view import lane_table, set_table
 from swift_tiers.console.views.tree.view import tree_table
 from swift_tiers.radix_tiering.bus.contract.views import RankState, Snapshot, View
 from swift_tiers.radix_tiering.bus.hear.figures import count
-from swift_tiers.radix_tiering.bus.hear.lease_pairs import pairs_of, views_of
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import leases_of, pairs_of, views_of
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 
@@ -47,7 +47,7 @@ class Subject(NamedTuple):
     parts: Part
     views: Described
     tables: Sequence[ConsoleTable]
-    left_out: Callable[[Snapshot], int] = lambda snapshot: 0  # rows of the last table for which there was no room
+    missing: Callable[[Snapshot], Sequence[str]] = lambda snapshot: ()  # which rows of the last table are not there
 
 
 class StateLooker:
@@ -72,9 +72,7 @@ class StateLooker:
         shown: list[RenderableType] = [Text("no server has been on this bus within the last hour")]
         if servers:
             shown = [*lines(found), PrintedTables(moment, subject.tables)]
-            left_out = subject.left_out(snapshot)
-            if left_out > 0:
-                shown.append(Text(f"and {count(left_out)} more; --limit shows more of them"))
+            shown += map(Text, subject.missing(snapshot))
         return Inspection({"time": snapshot.time, **described, "troubles": describe_troubles(found)}, shown)
 
 
@@ -99,9 +97,7 @@ class PrintedTables(NamedTuple):
 
 def _for_print(table: Table) -> Table:
     """The worst rows first; without columns that are empty in each row, and nothing is cut."""
-    rows = list(islice(table.rows, MOST_ROWS))
-    if table.columns and table.columns[0].name == "state":
-        rows.sort(key=lambda row: -row.cells[0].value)
+    rows = list(islice(_worst_first(table), MOST_ROWS))
     numbers = range(len(table.columns))
     kept = [number for number in numbers if not rows or any(row.cells[number].text.strip() for row in rows)]
     columns = tuple(table.columns[number]._replace(widest=WIDEST) for number in kept)
@@ -110,24 +106,34 @@ def _for_print(table: Table) -> Table:
     )
 
 
+def _worst_first(table: Table) -> Iterable[Row]:
+    if table.columns and table.columns[0].name == "state":
+        return sorted(table.rows, key=lambda row: -row.cells[0].value)
+    return table.rows
+
+
 def subject_named(name: str, limit: int) -> Subject:
     """One of those that are states. `limit`: leases, or requests that have ended, at most."""
     if name == "leases":
         tables = (pair_table, lending_table, partial(_first, limit, lease_table))
-        return Subject(Part.RANKS | Part.LEASES, _of_leases, tables, lambda snapshot: _leases(snapshot) - limit)
+        return Subject(Part.RANKS | Part.LEASES, _of_leases, tables, partial(_missing_leases, limit))
     if name == "requests":
         return Subject(
             Part.REQUESTS,
             lambda snapshot: {"requests": [view for views in chosen_requests(snapshot, limit).shown for view in views]},
             (partial(request_table, limit),),
-            lambda snapshot: chosen_requests(snapshot, limit).left_out,
+            lambda snapshot: _more(chosen_requests(snapshot, limit).left_out),
         )
     return _SUBJECTS[name]
 
 
 def _first(most: int, make: ConsoleTable, scene: Scene) -> Table:
     table = make(scene)
-    return table._replace(rows=list(islice(table.rows, most)))
+    return table._replace(rows=list(islice(_worst_first(table), most)))
+
+
+def _more(left_out: int) -> list[str]:
+    return [f"and {count(left_out)} more; --limit shows more of them"] if left_out > 0 else []
 
 
 def _of_leases(snapshot: Snapshot) -> dict[str, list[Any]]:
@@ -136,9 +142,12 @@ def _of_leases(snapshot: Snapshot) -> dict[str, list[Any]]:
     return {"ranks": lending, "leases": views_of(_ranks(snapshot))}
 
 
-def _leases(snapshot: Snapshot) -> int:
-    """How many there are, also those that are not listed on the bus."""
-    return sum(max(view.leases or 0 for view in pair.views) for pair in pairs_of(views_of(_ranks(snapshot))))
+def _missing_leases(limit: int, snapshot: Snapshot) -> list[str]:
+    pairs = pairs_of(views_of(_ranks(snapshot)))
+    listed = sum(len(leases_of(pair)) for pair in pairs)
+    there = sum(max(view.leases or 0 for view in pair.views) for pair in pairs)
+    not_listed = f"and {count(there - listed)} of which the bus has no more than their number"
+    return [*_more(listed - limit), *([not_listed] if there > listed else [])]
 
 
 def _ranks(snapshot: Snapshot) -> list[RankState]:

@@ -50,6 +50,11 @@ def counterparts(rank: str, ranks: Collection[str], others: Sequence[str]) -> li
     return [one for one in others if _part(one) == _part(rank)]
 
 
+def replica_of(rank: str) -> str:
+    """Of the model, which has requests of its own: `dp0` of `dp0-tp1`."""
+    return rank.rpartition("-")[0]
+
+
 def _part(rank: str) -> str:
     """Of the model: `tp1` of `dp0-tp1`."""
     return rank.rpartition("-")[2]

@@ -77,7 +77,7 @@ class Trouble(NamedTuple):
     what: str
     remedy: str = ""
     part: str = ""  # what the view is of, within its rank
-    counted: bool = False  # it has been counted since a start, and stays counted when it is over
+    counted: int = 0  # how often since a start: it stays counted when it is over
 
     @property
     def place(self) -> str:
@@ -188,7 +188,7 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             rank,
             f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
             "see the events of kind load.failed",
-            counted=True,
+            counted=rank.failed_loads,
         )
     short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
     if short and short > SHORT_RESTORES * (rank.restores_started or 0):
@@ -198,7 +198,7 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
             f"({count(rank.restores_expired)} ran out of time)",
             "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
-            counted=True,
+            counted=short,
         )
     if rank.lost_pages:
         yield Trouble(
@@ -206,7 +206,7 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             rank,
             f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
             "see the events of kind restore.pages_lost",
-            counted=True,
+            counted=rank.lost_pages,
         )
     late = rank.restores_late or 0
     if late and late > SHORT_RESTORES * (rank.restores_started or 0):
@@ -215,7 +215,7 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             rank,
             f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
             "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
-            counted=True,
+            counted=late,
         )
     if rank.events_lost:
         yield Trouble(
@@ -223,12 +223,14 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             rank,
             f"dropped {count(rank.events_lost)} events before they could be published",
             "Redis was away, or too slow",
-            counted=True,
+            counted=rank.events_lost,
         )
     if rank.lend_limit_bytes is not None:
         yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
     if rank.publish_failures:
-        yield Trouble(Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=True)
+        yield Trouble(
+            Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=rank.publish_failures
+        )
 
 
 def tier_troubles(tier: TierView) -> Iterator[Trouble]:
@@ -240,7 +242,7 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
             f"{count(tier.checksum_failures)} pages were damaged: dropped, never served",
             remedy,
             tier.tier,
-            counted=True,
+            counted=tier.checksum_failures,
         )
     refused = {reason: pages for reason, pages in tier.refused.items() if pages}
     if refused:
@@ -248,7 +250,7 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
         sick = sorted(refused.keys() & SICK_REFUSALS)
         mark = Mark.WARNING if sick else Mark.NOTE
         remedy = SICK_REFUSALS[sick[0]] if sick else ""
-        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=True)
+        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=sum(refused.values()))
     if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
         yield Trouble(
             Mark.WARNING,
@@ -309,7 +311,7 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             f"{count(device.corrupt_units)} stripe units were not what was written",
             "check the device and its cabling",
             part,
-            counted=True,
+            counted=device.corrupt_units,
         )
     errors = (device.read_errors or 0) + (device.write_errors or 0)
     if errors:
@@ -319,7 +321,7 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             f"{count(device.read_errors)} reads and {count(device.write_errors)} writes failed",
             "see the kernel's log (dmesg)",
             part,
-            counted=True,
+            counted=errors,
         )
     slow = slowness(device, peers)
     if slow is not None:
