@@ -50,6 +50,11 @@ class Checked(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="directory, device file or block device")
     parser.add_argument("--repair", action="store_true", help="mend what can be mended")
+    parser.add_argument(
+        "--forget-missing",
+        action="store_true",
+        help="with --repair: devices that are not named here are gone for good, and not missed any more",
+    )
     parser.add_argument("--headers-only", action="store_true", help="do not read the pages themselves: much faster")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
 
@@ -57,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..base.terminal import Terminal
 
+    if options.forget_missing and not options.repair:
+        raise CommandError("--forget-missing changes what the devices say: give --repair too", USAGE)
     console = Terminal()
     results, unknown = [], dict[str, str]()
     devices = find_devices(options.paths)
@@ -69,7 +76,12 @@ def run(options: argparse.Namespace) -> int:
     groups = group_by_set([path for path in devices if path not in remains])
     for paths in groups:
         try:
-            result = check_set(paths, repair_it=options.repair, payloads=not options.headers_only)
+            result = check_set(
+                paths,
+                repair_it=options.repair,
+                payloads=not options.headers_only,
+                forget_missing=options.forget_missing,
+            )
         except FormatError as error:
             if len(groups) == 1:
                 raise
@@ -204,7 +216,14 @@ def _read_set_id(path: Path) -> bytes | None:
     return None
 
 
-def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool, patience: Patience | None = None) -> Checked:
+def check_set(
+    paths: Sequence[Path],
+    *,
+    repair_it: bool,
+    payloads: bool,
+    patience: Patience | None = None,
+    forget_missing: bool = False,
+) -> Checked:
     """Check one stripe set, and repair it if asked to. Raises StripeSetBusyError, FormatError, ConfigError.
 
     `patience`: with devices that do not answer; by default a server's.
@@ -221,7 +240,7 @@ def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool, patienc
             def tick(stage: str, done: int, total: int) -> None:
                 bar.update(done, max(1, total), f"checking {stage}")
 
-            report = check(array, payloads, tick, patience)
+            report = check(array, payloads, tick, patience, forget_missing)
             if not repair_it:
                 return Checked(list(paths), report, None, None)
             result = repair(array, report, patience)
@@ -238,6 +257,7 @@ def describe(result: Checked) -> dict[str, Any]:
         "sound": result.sound,
         "stripe_unit_bytes": report.unit_bytes,
         "missing_devices": report.missing,
+        "forgotten_devices": len(report.forgotten),
         "pages": {
             "complete": report.complete,
             "incomplete": report.incomplete,
@@ -288,7 +308,8 @@ def show(result: Checked, console: Console) -> None:
 
     report = result.report
     console.print(
-        f"stripe set {report.set_id.hex()}: {len(result.paths)} device(s), {report.missing} missing; "
+        f"stripe set {report.set_id.hex()}: {len(result.paths)} device(s), {report.missing} missing"
+        f"{f', {len(report.forgotten)} forgotten' if report.forgotten else ''}; "
         f"{report.complete} pages whole, {report.incomplete} not, {report.corrupt} damaged, "
         f"{len(report.unreachable)} unreachable; {len(report.namespaces)} namespace(s)"
     )

@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.tiers.ssd import StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
+from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
 
 from support.doctor import assert_finding
 
@@ -355,7 +356,11 @@ def test_a_set_in_use(tmp_path: Path) -> None:
 
 def test_a_missing_member(tmp_path: Path) -> None:
     paths = make_set(tmp_path, 3)
-    assert_finding(device_files(config_of(paths[:2])), "note", "1 more not here", "name their directories too")
+    assert_finding(device_files(config_of(paths[:2])), "note", "1 more not here", "fsck --repair --forget-missing")
+    array = open_array(paths[:2], engine="threads")
+    repair(array, check(array, forget_missing=True))
+    array.close()
+    assert_finding(device_files(config_of(paths[:2])), "ok", "2 device(s), closed in order")
 
 
 def test_devices_of_two_sets(tmp_path: Path) -> None:

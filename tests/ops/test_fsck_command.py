@@ -25,7 +25,7 @@ UNIT = 8192
 DEVICE_BYTES = 2**20
 NAMESPACE = b"namespace-one..."
 PAGES = 6
-CODE_SOUND, CODE_FOUND = 0, 3
+CODE_SOUND, CODE_USAGE, CODE_FOUND = 0, 2, 3
 
 
 def make_set(folder: Path, devices: int = 2, name: str = "swift-tiers-dp0-tp0.stripe") -> list[Path]:
@@ -101,6 +101,20 @@ def test_a_missing_device_is_found(tmp_path: Path, capsys: pytest.CaptureFixture
     paths = make_set(tmp_path)
     assert cli.main(["fsck", str(paths[0])]) == CODE_FOUND
     assert "1 of 2 members" in capsys.readouterr().out
+
+
+def test_a_device_that_is_gone_for_good_is_found_missing_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = make_set(tmp_path)
+    assert cli.main(["fsck", "--forget-missing", str(paths[0])]) == CODE_USAGE
+    assert "give --repair too" in capsys.readouterr().err
+    out = tmp_path / "out.json"
+    assert cli.main(["fsck", "--repair", "--forget-missing", "--json", str(out), str(paths[0])]) == CODE_SOUND
+    assert "0 missing, 1 forgotten" in " ".join(capsys.readouterr().out.split())
+    (stripes,) = json.loads(out.read_text())["stripe_sets"]
+    assert (stripes["missing_devices"], stripes["forgotten_devices"]) == (0, 1)
+    assert cli.main(["fsck", str(paths[0])]) == CODE_SOUND
 
 
 def test_sets_are_told_apart(tmp_path: Path) -> None:

@@ -93,11 +93,12 @@ def _state_of_set(contents: Sequence[Content], superblocks: Sequence[Superblock]
     if not superblocks:
         return ok(f"{len(contents)} device(s), still empty")
     text = f"stripe set {superblocks[0].set_id.hex()[:8]}, {len(superblocks)} device(s)"
-    missing = max(one.device_count for one in superblocks) - len(superblocks)
+    forgotten = set().union(*(one.forgotten for one in superblocks)) - {one.device_index for one in superblocks}
+    missing = max(one.device_count for one in superblocks) - len(forgotten) - len(superblocks)
     if missing > 0:
         return note(
             f"{text}, {missing} more not here: pages that had a part there are misses",
-            "name their directories too, unless they are gone for good",
+            "name their directories too; if they are gone for good: swift-tiers fsck --repair --forget-missing",
         )
     if not all(one.clean for one in superblocks):
         return ok(f"{text}, not closed in order: the next start looks through every slot")

@@ -281,7 +281,8 @@ def stripe_set_troubles(stripe_set: StripeSetView) -> Iterator[Trouble]:
             Mark.WRONG,
             stripe_set,
             f"{count(stripe_set.missing)} of its devices were not found at the start",
-            "bring them back and restart; pages with a part there are misses",
+            "bring them back and restart, pages with a part there are misses; or, if they are gone for good, stop the "
+            "server and run `swift-tiers fsck --repair --forget-missing`",
             "stripe set",
         )
 

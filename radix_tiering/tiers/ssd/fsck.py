@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...base.errors import ConfigError
 from ...base.page import BLOCK_BYTES, ROOT_KEY, round_up
 from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, Operation, Request
 from .blockio import Patience, aligned_buffer, execute, sync_devices, write_blocks
 from .checkpoint import build_checkpoints, read_checkpoint, write_checkpoint
 from .layout import (
+    MAX_FORGOTTEN,
     RECORD_DTYPE,
     Placement,
     SlotPlace,
@@ -78,7 +80,8 @@ class DeviceReport(NamedTuple):
 class Report(NamedTuple):
     set_id: bytes
     unit_bytes: int
-    missing: int  # members that are not in the array
+    missing: int  # members that are looked for and not in the array, or cannot be used
+    forgotten: frozenset[int]  # members that are not looked for, by index in the set; `repair` writes that down
     devices: tuple[DeviceReport, ...]
     namespaces: tuple[NamespaceEntry, ...]
     complete: int  # pages that can be read
@@ -107,23 +110,35 @@ def check(
     verify_payload: bool = True,
     progress: CheckProgress | None = None,
     patience: Patience | None = None,
+    forget_missing: bool = False,
 ) -> Report:
     """Look at everything. Raises FormatError only where the devices are not one stripe set of this format.
+
+    `forget_missing`: members that are not in the array are gone for good. Raises ConfigError where one is there and
+    cannot be used: it may be well again tomorrow.
 
     A device that does not answer, as `patience` sees it (pass the same one on to `repair`), is reported so, and counts
     as missing. When one falls silent half-way, everything is looked at again without it: its slots are not damaged.
     """
     patience = patience or Patience()
     while True:
-        report = _look(array, verify_payload, progress, patience)
+        report = _look(array, verify_payload, progress, patience, forget_missing)
         members = {one.device for one in report.devices if one.standing is Standing.MEMBER}
         if not members & patience.given_up:
             return report
 
 
-def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | None, patience: Patience) -> Report:
+def _look(
+    array: DeviceArray,
+    verify_payload: bool,
+    progress: CheckProgress | None,
+    patience: Patience,
+    forget_missing: bool,
+) -> Report:
     """`check`, once through."""
     members = find_members(array, patience)
+    if forget_missing:
+        members = _forgetting(members)
     alive = {one.device: one.superblock for one in members.of(Standing.MEMBER) if one.superblock is not None}
     tables = member_tables(array, list(alive), patience)
     problems: list[Problem] = []
@@ -152,7 +167,7 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     whole = list(assembly.pages)
     pages, unreachable = _by_reachability(whole)
     torn = set(assembly.incomplete) - corrupt
-    missing = members.device_count - len(alive)
+    missing = members.missing
     problems += _set_problems(members, missing, table, len(assembly.incomplete), unreachable, corrupt)
     devices = tuple(
         _device_report(array, one, table, whole, torn, corrupt, problems, patience) for one in members.probes
@@ -163,6 +178,7 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
         members.set_id,
         members.unit_bytes,
         missing,
+        members.forgotten,
         devices,
         table.entries,
         len(assembly.pages),
@@ -175,6 +191,21 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
         generation,
         table,
     )
+
+
+def _forgetting(members: Members) -> Members:
+    """These, and whoever is not among them is gone for good."""
+    for one in members.probes:
+        if one.standing not in (Standing.MEMBER, Standing.BLANK):
+            raise ConfigError(
+                f"device {one.device} is {one.standing.value} ({one.reason}): mend it, or leave it out, and what is "
+                "left out is forgotten"
+            )
+    here = {one.superblock.device_index for one in members.probes if one.superblock is not None}
+    gone = frozenset(range(members.device_count)) - here
+    if max(gone, default=0) >= MAX_FORGOTTEN:
+        raise ConfigError(f"this set has had more than {MAX_FORGOTTEN} devices: delete its files, and begin a new one")
+    return members._replace(forgotten=gone)
 
 
 def repair(array: DeviceArray, report: Report, patience: Patience | None = None) -> RepairResult:
@@ -215,6 +246,7 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
                 clean=False,
                 next_generation=report.next_generation,
                 device_count=members.device_count,
+                forgotten=report.forgotten,
                 checkpoint_bytes=0,
                 checkpoint_digest=bytes(16),
             )
@@ -380,8 +412,9 @@ def _set_problems(
 ) -> list[Problem]:
     problems = []
     if missing:
-        what = f"{missing} of {members.device_count} members cannot be used"
-        problems.append(Problem(Severity.WARNING, None, what, "attach them, or go on without their pages"))
+        what = f"{missing} of {members.device_count - len(members.forgotten)} members cannot be used"
+        remedy = "attach them, or go on without their pages; if they are gone for good, --repair --forget-missing"
+        problems.append(Problem(Severity.WARNING, None, what, remedy))
     if not table.sequence and not table.entries:
         problems.append(Problem(Severity.NOTE, None, "no namespaces", "none needed if the stripe set is new"))
     if incomplete:

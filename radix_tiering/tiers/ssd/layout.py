@@ -34,7 +34,9 @@ TABLE_BYTES = 64 << 10
 TABLE_OFFSETS = (2 * BLOCK_BYTES, 2 * BLOCK_BYTES + TABLE_BYTES)
 CHECKPOINT_OFFSET = TABLE_OFFSETS[1] + TABLE_BYTES
 
-_SUPERBLOCK = struct.Struct("<8sII16sQIIQQQQQQQ16s")
+_SUPERBLOCK = struct.Struct("<8sII16sQIIQQQQQQQ16s128s")
+#: Members with an index below this can be forgotten: a bit each.
+MAX_FORGOTTEN = 1024
 _FLAG_CLEAN = 1
 
 SLOT_MAGIC = b"SWFTSLOT"
@@ -194,6 +196,7 @@ class Superblock(NamedTuple):
     clean: bool = False
     checkpoint_bytes: int = 0
     checkpoint_digest: bytes = bytes(DIGEST_BYTES)
+    forgotten: frozenset[int] = frozenset()  # members that are gone for good, by index; no index is given twice
 
     def encode(self) -> bytes:
         body = _SUPERBLOCK.pack(
@@ -212,6 +215,7 @@ class Superblock(NamedTuple):
             self.next_generation,
             self.checkpoint_bytes,
             self.checkpoint_digest,
+            sum(1 << index for index in self.forgotten).to_bytes(MAX_FORGOTTEN // 8, "little"),
         )
         return seal(body)
 
@@ -252,6 +256,7 @@ def decode_superblock(block: bytes) -> Superblock | Defect:
         generation,
         checkpoint_bytes,
         checkpoint_digest,
+        forgotten,
     ) = _SUPERBLOCK.unpack_from(block)
     if magic != SUPERBLOCK_MAGIC:
         if not any(block):
@@ -271,6 +276,7 @@ def decode_superblock(block: bytes) -> Superblock | Defect:
         or checkpoint_room != first - checkpoint
         or checkpoint_bytes > slots * RECORD_BYTES
         or index >= count
+        or (bits := int.from_bytes(forgotten, "little")).bit_length() > count
     ):
         return Defect("damaged", "fields contradict each other")
     return Superblock(
@@ -283,6 +289,7 @@ def decode_superblock(block: bytes) -> Superblock | Defect:
         bool(flags & _FLAG_CLEAN),
         checkpoint_bytes,
         checkpoint_digest,
+        frozenset(index for index in range(bits.bit_length()) if bits >> index & 1),
     )
 
 

@@ -137,6 +137,12 @@ class Members(NamedTuple):
     set_id: bytes
     unit_bytes: int
     device_count: int  # as the set knows it, members that are missing included
+    forgotten: frozenset[int]  # those of them that are not looked for any more, by index in the set
+
+    @property
+    def missing(self) -> int:
+        """Members that are looked for and cannot be used."""
+        return self.device_count - len(self.forgotten) - len(self.of(Standing.MEMBER))
 
     def of(self, standing: Standing) -> list[Probe]:
         return [probe for probe in self.probes if probe.standing is standing]
@@ -169,7 +175,9 @@ def find_members(array: DeviceArray, patience: Patience) -> Members:
             )
         seen[superblock.device_index] = device
     count = max(superblock.device_count for _, superblock in superblocks)
-    return Members(probes, first.set_id, first.geometry.unit_bytes, count)
+    # One that is back is a member as before.
+    forgotten = frozenset[int]().union(*(superblock.forgotten for _, superblock in superblocks)) - seen.keys()
+    return Members(probes, first.set_id, first.geometry.unit_bytes, count, forgotten)
 
 
 def read_tables(array: DeviceArray, device: int, patience: Patience) -> list[NamespaceTable | None]:

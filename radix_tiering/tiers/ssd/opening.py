@@ -18,7 +18,7 @@ from .arrays.devices import DeviceArray
 from .blockio import Patience, sync_devices, write_blocks
 from .checkpoint import read_checkpoint
 from .device_state import DeviceState, Service
-from .layout import SUPERBLOCK_OFFSETS, Geometry, Superblock, unit_count
+from .layout import SUPERBLOCK_OFFSETS, Defect, Geometry, Superblock, unit_count
 from .members import (
     Members,
     Probe,
@@ -41,6 +41,7 @@ class Opened(NamedTuple):
     set_id: bytes
     unit_bytes: int
     device_count: int  # members of the set, those that are not here included
+    forgotten: int  # those of them that are not looked for any more
     devices: list[DeviceState]  # by position in the array
     allocator: SlotAllocator
     table: NamespaceTable
@@ -51,13 +52,27 @@ class Opened(NamedTuple):
     next_copy: dict[int, int]  # superblock copy to write next
 
 
-def all_blank(array: DeviceArray, patience: Patience) -> bool:
-    """Whether there are devices to which nothing was ever written, and of all others nothing is left.
+def is_new(array: DeviceArray, patience: Patience) -> bool:
+    """Whether there are devices to which nothing was ever written but a part of `create_set`, which was killed there,
+    and of all others nothing is left.
 
     Raises FormatError as `open_set` does.
     """
     probes = [one for one in probe_all(array, patience) if array.sizes[one.device]]
-    return bool(probes) and all(one.standing is Standing.BLANK for one in probes)
+    made = [one.superblock for one in probes if one.superblock is not None]
+    # What could not be read, or is damaged, may say that the set was used.
+    said = [copy for one in probes for copy in one.copies if isinstance(copy, Defect)]
+    if len(made) == len(probes) or any(copy.kind != "blank" for copy in said):
+        return False
+    if any(one.standing not in (Standing.BLANK, Standing.MEMBER) for one in probes):
+        return False
+    return all(
+        (one.set_id, one.device_count) == (made[0].set_id, len(probes))
+        # Opening a set raises the sequence: as it was made, and never used.
+        and (one.clean, one.next_generation, one.checkpoint_bytes) == (True, 1, 0)
+        and one.sequence <= len(SUPERBLOCK_OFFSETS)
+        for one in made
+    )
 
 
 def create_set(
@@ -108,6 +123,7 @@ def not_opened(members: Members) -> Opened:
         members.set_id,
         members.unit_bytes,
         members.device_count,
+        len(members.forgotten),
         devices,
         SlotAllocator([None] * len(devices)),
         NamespaceTable(),
@@ -173,6 +189,7 @@ def open_set(
         members.set_id,
         members.unit_bytes,
         max([members.device_count, *_counts(superblocks)]),
+        len(members.forgotten),
         devices,
         allocator,
         table,
@@ -229,6 +246,7 @@ def _mark_open(
             next_generation=generation,
             checkpoint_bytes=0,
             checkpoint_digest=bytes(16),
+            forgotten=members.forgotten,
         )
         known = read_tables(array, device, patience)
         error = 0
@@ -241,7 +259,7 @@ def _mark_open(
         superblocks[device] = superblock
         next_copy[device] = 1 - member.next_copy
     for device, fresh in joining.items():
-        superblock = fresh._replace(device_count=count)
+        superblock = fresh._replace(device_count=count, forgotten=members.forgotten)
         error = write_table(array, device, table.encode(), patience)
         error = error or write_both(array, device, superblock, patience)
         if error:

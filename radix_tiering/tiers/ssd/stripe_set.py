@@ -31,7 +31,7 @@ from .layout import (
 )
 from .members import Members, find_members, silent_devices
 from .namespaces import NamespaceEntry
-from .opening import Opened, all_blank, create_set, not_opened, open_set, write_superblock
+from .opening import Opened, create_set, is_new, not_opened, open_set, write_superblock
 from .stored_pages import StoredPages, in_batches
 from .table_writer import TableWriter
 from .transfers import (
@@ -123,11 +123,11 @@ class StripeSet:
             self._table = opened.table
             self._table_writer = TableWriter(self._io, opened.table, opened.devices, opened.superblocks)
             self._next_generation = opened.next_generation
-            self._device_count = opened.device_count
+            self._device_count, self._forgotten = opened.device_count, opened.forgotten
             self._superblocks = opened.superblocks
             self._next_copy = opened.next_copy
-            #: Members of the set that are not in the array.
-            self.missing = opened.device_count - len(opened.superblocks)
+            #: Members of the set that are looked for, and not in the array.
+            self.missing = self._count_missing()
             #: Devices whose slot headers were read on opening, because they were not closed in order.
             self.scanned = opened.scanned
             #: The complete pages found on opening, each in its newest version; the caller owns their slots.
@@ -175,9 +175,9 @@ class StripeSet:
         `behind`: find out which devices there are, and no more: `finish` reads what they have, which may take minutes.
         Until then there is no room, and `register_namespace`, `flush_namespace`, `add` and transfers are refused.
 
-        `create`: where all devices are blank, make them a new set with stripe units of so many bytes. `depth`: requests
-        in flight per device. `max_writes`: pages being written at a time, or more as
-        long as they have less than `max_units` stripe units. `verifiers`: threads that compute the
+        `create`: where no device was ever used, make them a new set with stripe units of so many bytes. `depth`:
+        requests in flight per device. `max_writes`: pages being written at a time, or more as long as they have less
+        than `max_units` stripe units. `verifiers`: threads that compute the
         checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request unanswered so
         long goes out of service, and nothing that waits for devices waits for one of them longer; all by the
         runner's clock, so whoever moves one by hand must let it run while he closes. `names`: what people call the
@@ -203,8 +203,8 @@ class StripeSet:
 
         def start() -> None:
             nonlocal stripes
-            if create is not None and all_blank(array, io.patience):
-                create_set(array, create, io.patience, set_id=runner.random.randbytes(16))
+            if create is not None and is_new(array, io.patience):
+                create_set(array, create, io.patience, set_id=runner.random.randbytes(16), overwrite=True)
             stripes = cls(io, find_members(array, io.patience), names, on_device_out, progress)
             if not behind:
                 stripes._finish()
@@ -491,7 +491,8 @@ class StripeSet:
             table, generation = self._table.encode(), self._next_generation
         number, index = len(self._devices), self._device_count
         self._io.array.append(device)
-        first = Superblock(self.set_id, 1, index, index + 1, geometry, generation)
+        forgotten = frozenset[int]().union(*(one.forgotten for one in self._superblocks.values()))
+        first = Superblock(self.set_id, 1, index, index + 1, geometry, generation, forgotten=forgotten)
         joined = join(
             self._io.array,
             number,
@@ -507,13 +508,16 @@ class StripeSet:
             self._device_count += joined.index_taken
             if joined.superblock is not None:
                 self._superblocks[number], self._next_copy[number] = joined.superblock, 0
-            self.missing = self._device_count - len(self._superblocks)
+            self.missing = self._count_missing()
             self._names.append(name)
             self._allocator.add(joined.slots)
             self._io.add_device(joined.state)
         if joined.superblock is None:
             raise FormatError(f"{name}: {joined.state.reason}; check the device, or name another")
         return number
+
+    def _count_missing(self) -> int:
+        return self._device_count - self._forgotten - len(self._superblocks)
 
     def drain(self, device: int) -> None:
         """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""

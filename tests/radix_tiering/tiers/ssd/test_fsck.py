@@ -7,12 +7,13 @@ import errno
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.tiers.ssd import Operation
+from swift_tiers.radix_tiering.tiers.ssd import Operation, Service
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
 from swift_tiers.radix_tiering.tiers.ssd.fsck import Report, Severity, check, repair
 from swift_tiers.radix_tiering.tiers.ssd.layout import StoredPage
-from swift_tiers.radix_tiering.tiers.ssd.members import Standing
+from swift_tiers.radix_tiering.tiers.ssd.members import Standing, find_members
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.faulty_array import Fail, Fault, FaultyArray
@@ -254,3 +255,79 @@ def test_what_an_earlier_life_of_a_device_has_left_in_slots_is_no_damage(rig) ->
     assert [device.corrupt for device in report.devices] == [0, 0, 0]
     assert report.complete == len(pages)
     mended(rig, array, report, {0, 1, 3})
+
+
+# ---- devices that are gone for good ----
+
+
+def without(array: MemoryArray, *gone: int) -> MemoryArray:
+    return MemoryArray.from_images([image for number, image in enumerate(array.images) if number not in gone])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_member_that_is_forgotten_is_missed_no_more_and_its_index_is_given_to_nobody(rig, clean: bool) -> None:
+    array, pages = filled(rig, clean=clean)
+    left = without(array, 2)
+    assert checked(left).missing == 1
+    report = check(left, forget_missing=True)
+    assert (report.missing, report.forgotten) == (0, {2})
+    assert not repair(left, report).failed
+    again = checked(left)
+    assert (again.missing, again.forgotten, again.problems) == (0, {2}, ())
+    stripes = rig.open(left)
+    assert stripes.missing == 0
+    assert {page.record.key[0] for page in stripes.recovered} == {3} - {3 for page in pages if page.uses(2)}
+    stripes.add(np.zeros(rig.device_bytes(8), np.uint8), "new")
+    assert stripes.missing == 0
+    stripes.close(None)
+    indices = [probe.superblock.device_index for probe in find_members(left, Patience()).probes if probe.superblock]
+    assert indices == [0, 1, 3]
+    assert rig.open(without(left, 1)).missing == 1, "others are missed as before"
+
+
+def test_a_forgotten_member_that_is_back_is_one_as_before(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    left = without(array, 2)
+    repair(left, check(left, forget_missing=True))
+    back = MemoryArray.from_images([*left.images, array.images[2]])
+    stripes = rig.open(back)
+    assert (stripes.missing, [state.service for state in stripes.status().devices]) == (0, [Service.IN] * 3)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    for number in range(10, 16):
+        assert rig.holds(stripes, rig.put(stripes, number), number)
+    stripes.close(None)
+    assert rig.open(without(back, 0)).missing == 1, "it is missed again"
+    assert rig.open(without(back, 2)).missing == 1
+
+
+def test_a_member_that_is_there_and_cannot_be_used_is_not_forgotten(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    array.images[1][: 2 * BLOCK_BYTES] ^= 0xFF
+    array.images[1][:8] = np.frombuffer(b"SWFTSUPR", np.uint8)
+    with pytest.raises(ConfigError, match="leave it out"):
+        check(array, forget_missing=True)
+
+
+def test_a_set_that_lost_a_member_by_a_start_that_was_killed_is_made_anew(rig) -> None:
+    """As far as making it came: nothing, or some of its devices, or one half of a device."""
+    whole = rig.memory(3, 10)
+    for made in range(4):
+        for half in (False, True):
+            images = [image.copy() for image in whole.images]
+            for number in range(made, 3):
+                images[number][:] = 0
+            if half and made:
+                images[made - 1][BLOCK_BYTES : 2 * BLOCK_BYTES] = 0
+            stripes = rig.open(MemoryArray.from_images(images), create=rig.UNIT)
+            assert (stripes.missing, len(stripes.status().devices)) == (0, 3), (made, half)
+
+
+def test_a_set_that_was_used_is_not_made_anew_because_a_blank_device_is_there(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    array.images[2][:] = 0
+    stripes = rig.open(array, create=rig.UNIT)
+    assert stripes.missing == 1
+    array = rig.memory(2, 10)
+    rig.open(array).close([])
+    array.images[1][:] = 0
+    assert rig.open(array, create=rig.UNIT).missing == 1
