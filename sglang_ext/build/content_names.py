@@ -156,13 +156,16 @@ def hub_name(path: Path) -> str | None:
     """The SHA-256 of a file in the hub cache, by which its blob is called; None of any other file.
 
     The hub makes the link in a snapshot once the blob is complete. A blob that was touched after that may have been
-    written through the link, so it is not believed.
+    written through the link, so it is not believed. Copies of a cache have other times of change, and keep those of
+    modification.
     """
     try:
         blob = Path(path.parent, os.readlink(path))
         if blob.parent.name != "blobs" or not _SHA256.fullmatch(blob.name):
             return None
-        return blob.name if os.stat(path).st_ctime_ns <= os.lstat(path).st_ctime_ns else None
+        file, link = os.stat(path), os.lstat(path)
+        untouched = file.st_ctime_ns <= link.st_ctime_ns and file.st_mtime_ns <= link.st_mtime_ns
+        return blob.name if untouched else None
     except OSError:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 
 from ..pools.device_pool import row_shape
 from .content_names import ContentNames, cache_directory
-from .weights import LoadedFiles, Source, adapters_of, sources_of
+from .weights import LoadedFiles, Source, adapters_of, sources_of, unnamed_weights
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _loaded: LoadedFiles | None = None
 def begin_loading(server_args: Any, mode: Literal["content", "full"]) -> None:
     """Look at what the model and its adapters are loaded from. To be called before they are; waits for nothing."""
     global _loaded
-    _loaded = LoadedFiles(sources_of(server_args), content_names(mode))
+    _loaded = LoadedFiles(sources_of(server_args), content_names(mode), list(_settings_of(server_args).values()))
 
 
 def content_names(mode: Literal["content", "full"]) -> ContentNames:
@@ -51,8 +52,32 @@ def _relevant(config: Any) -> Any:
 
 
 def software() -> str:
-    """What computed the KV: a model file of SGLang's that had a bug must not be answered for by its mended version."""
-    return f"sglang {version('sglang')}, swift-tiers {version('swift-tiers')}"
+    """What computed the KV: a model file of SGLang's that had a bug must not be answered for by its mended version.
+
+    Models may be taken from transformers, or from a package of the user's.
+    """
+    from sglang.srt.environ import envs
+
+    names = ", ".join(f"{name} {version(name)}" for name in ("sglang", "swift-tiers", "transformers"))
+    package = envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get()
+    return f"{names}, {package} {_code_digest(package)}" if package else names
+
+
+def _code_digest(package: str) -> str:
+    """Of the files of a package's code; SGLang imports each of its modules."""
+    found = find_spec(package)
+    places = [] if found is None else found.submodule_search_locations or []
+    digest = xxhash.xxh3_128()
+    for file in sorted(file for place in places for file in Path(place).rglob("*.py")):
+        digest.update(f"{file.name}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def attention_backends(server_args: Any) -> str:
+    """Those that write and read the KV of prompts and of answers, whether they were named or are SGLang's choice."""
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of, resolving_view
+
+    return ", ".join(map(str, attention_backends_of(resolving_view(server_args))))
 
 
 def server_namespace(
@@ -75,26 +100,55 @@ def server_namespace(
         head_dim=head_dim,
         rank=ranks,
         quantization=str(getattr(model_config, "quantization", None) or ""),
-        loading=loading_digest(server_args, files),
+        # Backends differ in whether they write 8-bit KV by its scale.
+        loading=loading_digest(
+            server_args, files, attention_backends(server_args) if kvcache.dtype.itemsize == 1 else ""
+        ),
         software=software(),
     )
 
 
 #: Arguments that change what is computed from the same files.
 _LOADING_ARGUMENTS = (
-    "load_format", "quantization", "kv_cache_dtype", "torchao_config", "rl_quant_profile", "model_impl",
-    "model_loader_extra_config", "modelopt_quant",
+    "load_format", "quantization", "kv_cache_dtype", "torchao_config", "model_impl", "model_loader_extra_config",
+    "modelopt_quant", "experts_shared_outer_loras",
 )  # fmt: skip
+#: Arguments that name small files that do.
+_SETTINGS = ("quantization_param_path", "rl_quant_profile")
+#: Arguments that name weights beside the model's.
+_OTHER_WEIGHTS = ("kt_weight_path", "modelopt_checkpoint_restore_path")
 
 
-def loading_digest(server_args: Any, files: LoadedFiles) -> str:
-    """Hex digest of how the weights are loaded, of the KV scales' file, and of the adapters given at start.
+def _settings_of(server_args: Any) -> dict[str, str]:
+    given = {name: getattr(server_args, name, None) for name in _SETTINGS}
+    return {name: str(path) for name, path in given.items() if path}
+
+
+def loading_digest(server_args: Any, files: LoadedFiles, attention: str = "") -> str:
+    """Hex digest of how the weights are loaded, of files of settings, and of the adapters given at start.
 
     SGLang names an adapter by its name and path, so one that is trained anew in its place, or scaled otherwise by its
-    configuration, would otherwise keep its pages.
+    configuration, would otherwise keep its pages. `attention`: the backends, where they count.
     """
     facts: dict[str, Any] = {name: getattr(server_args, name, None) for name in _LOADING_ARGUMENTS}
-    scales = getattr(server_args, "quantization_param_path", None)
-    facts["scales"] = xxhash.xxh3_128_hexdigest(Path(scales).read_bytes()) if scales else None
+    facts["attention"] = attention
+    # Parts of an adapter that are for none of these modules are left out of what it computes.
+    facts["lora_target_modules"] = sorted(map(str, getattr(server_args, "lora_target_modules", None) or ()))
+    facts["settings"] = {name: files.setting(path) for name, path in _settings_of(server_args).items()}
     facts["adapters"] = [(name, files.digest(Source(path))) for name, path in adapters_of(server_args)]
+    if any(getattr(server_args, name, None) for name in _OTHER_WEIGHTS) or _names_a_place(
+        facts["model_loader_extra_config"]
+    ):
+        facts["other weights"] = unnamed_weights()
     return config_digest(facts)
+
+
+def _names_a_place(loader_config: Any) -> bool:
+    """Whether a loader is told of files, or of a repository, whose content nobody has looked at."""
+    given = loader_config
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return "/" in given
+    return any("/" in str(value) for value in given.values()) if isinstance(given, dict) else False

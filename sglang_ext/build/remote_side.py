@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting
 from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, object_shape
 
 from .hardware import hardware_name
+from .identity import attention_backends
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,7 @@ def shared_scope(config: TiersConfig, server_args: Any) -> str:
     """What else two servers have in common that share pages: what computes the same KV to the last bit."""
     if config.remote.share == "any-hardware":
         return ""
-    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-    backends = [str(getattr(server_args, name, None)) for name in names]
-    return f"{hardware_name()}; attention {', '.join(backends)}"
+    return f"{hardware_name()}; attention {attention_backends(server_args)}"
 
 
 def read_salt(config: TiersConfig) -> bytes:

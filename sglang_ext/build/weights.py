@@ -25,9 +25,13 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
 #: How names of weights begin that no file describes.
 _UNNAMED = "unnamed-"
-#: Loading these formats yields such weights, so nothing may be shared across processes; the first, from elsewhere.
+#: Formats that load the files of the model's own folder. All others invent weights, or have them from elsewhere: from
+#: another server, or from files below that folder that were made of it some time ago (`presharded`, `npcache`).
+_FILE_FORMATS = {
+    "auto", "pt", "safetensors", "instanttensor", "sharded_state", "gguf", "bitsandbytes", "mistral", "layered",
+    "fastsafetensors", "runai_streamer",
+}  # fmt: skip
 _ELSEWHERE = "remote"
-_RANDOM_FORMATS = ("dummy", _ELSEWHERE, "remote_instance")
 #: Priority of the thread that reads files while the model is loaded: it takes what that leaves of the processors.
 _NICE = 10
 
@@ -54,9 +58,11 @@ def are_unnamed(weights: str) -> bool:
 class LoadedFiles:
     """The files of some sources, from before they are loaded until their digests are asked for."""
 
-    def __init__(self, sources: Sequence[Source], names: ContentNames) -> None:
-        """Looks at the files, and begins to read those whose content is not known, on a thread of its own."""
+    def __init__(self, sources: Sequence[Source], names: ContentNames, settings: Sequence[str] = ()) -> None:
+        """Looks at the files, and begins to read those whose content is not known, on a thread of its own; `settings`
+        are small files, read at once."""
         self._names = names
+        self._settings = {path: _setting(path) for path in settings}
         self._before = {source: _states(_files(source)) for source in dict.fromkeys(sources)}
         self._found: dict[FileState, str] = {}
         self._reader = threading.Thread(target=self._read, name="swift-weights", daemon=True)
@@ -71,7 +77,7 @@ class LoadedFiles:
         """
         before = self._before.get(source)
         files = _files(source)
-        if source.load_format in _RANDOM_FORMATS or not any(file.suffix in _WEIGHTS for file in files):
+        if not any(file.suffix in _WEIGHTS for file in files):
             return unnamed_weights()
         self._reader.join()
         try:
@@ -93,6 +99,11 @@ class LoadedFiles:
             )
             return unnamed_weights()
         return digest.hexdigest()
+
+    def setting(self, path: str) -> str:
+        """Hex digest of a small file's content; as of weights that nobody knows if it is not what it was."""
+        now = _setting(path)
+        return unnamed_weights() if now is None or self._settings.get(path, now) != now else now
 
     def _read(self) -> None:
         """On "swift-weights". What fails here fails again where somebody can be told."""
@@ -132,7 +143,7 @@ def adapters_of(server_args: Any) -> Iterator[tuple[str, str]]:
 
 
 def _files(source: Source) -> list[Path]:
-    if source.load_format in _RANDOM_FORMATS:
+    if source.load_format not in _FILE_FORMATS:
         return []
     place = Path(source.path)
     if place.is_file():
@@ -154,6 +165,13 @@ def _hub_snapshot(source: Source) -> Path | None:
         return Path(snapshot_download(source.path, revision=revision, cache_dir=cache, local_files_only=True))
     except Exception as error:  # noqa: BLE001 - any failure means the same: no files known
         logger.info("swift-tiers: no files of %s in the hub cache: %s", source.path, error)
+        return None
+
+
+def _setting(path: str) -> str | None:
+    try:
+        return xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
+    except OSError:
         return None
 
 

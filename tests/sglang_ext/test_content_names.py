@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -172,6 +173,26 @@ def test_names_do_not_pile_up(directory: Path, path: Path, monkeypatch) -> None:
         other.write_bytes(b"x")
         names.of(other)
         assert len(list(directory.iterdir())) <= 4
+
+
+def test_a_blob_that_was_written_through_its_link_is_not_believed_in_a_copy_of_the_cache_either(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    (hub / "blobs").mkdir(parents=True)
+    (hub / "snapshots" / "x").mkdir(parents=True)
+    blob, link = hub / "blobs" / ("a" * 64), hub / "snapshots" / "x" / "model.safetensors"
+    blob.write_bytes(b"weights")
+    file_clock_moved(blob)
+    link.symlink_to(f"../../blobs/{blob.name}")
+
+    def copied(name: str) -> str | None:
+        for part in ("blobs", "snapshots"):  # as `cp` and `tar` go
+            shutil.copytree(hub / part, tmp_path / name / part, symlinks=True)
+        return hub_name(tmp_path / name / "snapshots" / "x" / link.name)
+
+    assert hub_name(link) == copied("before") == blob.name
+    file_clock_moved(link)
+    link.write_bytes(b"WEIGHTS")
+    assert hub_name(link) is copied("after") is None
 
 
 @pytest.mark.parametrize("name", ["a" * 40, "A" * 64, "a" * 63])

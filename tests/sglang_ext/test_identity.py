@@ -293,6 +293,68 @@ def test_how_weights_are_loaded_counts(tmp_path, names):
     assert loading() in seen
 
 
+def test_what_else_changes_kv_with_the_same_files_counts(names):
+    def loading(attention="", **changes):
+        return loading_digest(SimpleNamespace(**changes), LoadedFiles([], names), attention)
+
+    # Parts of an adapter for other modules are left out; in which order they are named is of no concern.
+    some, same = loading(lora_target_modules={"q_proj", "v_proj"}), loading(lora_target_modules=["v_proj", "q_proj"])
+    assert some == same
+    seen = {loading(), some, loading(lora_target_modules=["all"]), loading(experts_shared_outer_loras=True)}
+    seen |= {loading("triton, triton"), loading("fa3, triton"), loading(model_loader_extra_config='{"a": 1}')}
+    assert len(seen) == 7
+    for given in (
+        {"kt_weight_path": "/experts"},
+        {"modelopt_checkpoint_restore_path": "/restored"},
+        {"model_loader_extra_config": '{"qlora_adapter_name_or_path": "owner/adapter"}'},
+        {"model_loader_extra_config": {"presharded_path": "/dump"}},
+    ):
+        assert loading(**given) != loading(**given), "nobody has looked at what lies there"
+
+
+@pytest.mark.parametrize("argument", ["quantization_param_path", "rl_quant_profile"])
+def test_a_file_of_settings_that_changes_while_the_model_is_loaded_has_no_name(tmp_path, names, argument):
+    path = tmp_path / "settings.json"
+    path.write_text("1")
+    arguments = SimpleNamespace(**{argument: str(path)})
+    known = loading_digest(arguments, LoadedFiles([], names, [str(path)]))
+    assert known == loading_digest(arguments, LoadedFiles([], names))
+    loaded = LoadedFiles([], names, [str(path)])
+    path.write_text("2")
+    seen = {loading_digest(arguments, loaded) for _ in range(2)} | {loading_digest(arguments, LoadedFiles([], names))}
+    assert len(seen | {known}) == 4
+
+
+@pytest.mark.parametrize("load_format", ["presharded", "npcache", "local_cached", "of a later release"])
+def test_formats_that_load_other_files_than_the_folders_have_no_name(copy, names, load_format):
+    """A dump of weights that was made there once is loaded whatever the files beside it have become."""
+    assert digest(copy, names, load_format) != digest(copy, names, load_format)
+
+
+def test_the_attention_backend_is_the_one_that_runs(monkeypatch):
+    arguments = SimpleNamespace(
+        attention_backend=None, prefill_attention_backend=None, decode_attention_backend=None, _resolved_overrides=()
+    )
+    chosen = identity.attention_backends(arguments)
+    arguments._resolved_overrides = [("default", {"attention_backend": "triton"})]
+    assert (chosen, identity.attention_backends(arguments)) == ("None, None", "triton, triton")
+    arguments.decode_attention_backend = "fa3"
+    assert identity.attention_backends(arguments) == "triton, fa3"
+
+
+def test_code_of_the_users_own_models_counts(tmp_path, monkeypatch):
+    package = tmp_path / "our_models"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = {software()}
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "our_models")
+    for code in ("a = 1", "a = 2"):
+        (package / "mine.py").write_text(code)
+        seen.add(software())
+    assert len(seen) == 3
+
+
 def test_how_an_adapter_is_scaled_counts(tmp_path, names):
     """The KV of an adapter of q, k or v is scaled by lora_alpha over its rank."""
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
@@ -334,10 +396,10 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
 
 def test_the_versions_of_sglang_and_of_swift_tiers_count(monkeypatch):
     seen = {software()}
-    for changed in ("sglang", "swift-tiers"):
+    for changed in ("sglang", "swift-tiers", "transformers"):
         monkeypatch.setattr(identity, "version", lambda name, changed=changed: "9.9" if name == changed else "1.0")
         seen.add(software())
-    assert len(seen) == 3
+    assert len(seen) == 4
     assert namespace(software="sglang 1.0").digest() != namespace(software="sglang 2.0").digest()
 
 

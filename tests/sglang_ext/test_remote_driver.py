@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,10 @@ def test_an_engine_of_files_in_its_child_beneath_a_stack(
 
 
 def test_who_shares_with_whom() -> None:
-    arguments = type("Arguments", (), {"attention_backend": "fa3"})()
+    arguments = SimpleNamespace(
+        attention_backend=None, prefill_attention_backend=None, decode_attention_backend=None,
+        _resolved_overrides=[("default", {"attention_backend": "fa3"})],
+    )  # fmt: skip
     same, hardware = parse_config({"remote": {"engine": "file"}}), {"engine": "file", "share": "any-hardware"}
     assert "fa3" in shared_scope(same, arguments)
     assert shared_scope(parse_config({"remote": hardware}), arguments) == ""
