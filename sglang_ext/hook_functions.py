@@ -50,6 +50,15 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
 
 
+def around_prefetch(original: Any, self: Any, req: Any, storage_hit_end: Any = None) -> Any:
+    """The next turn of a streaming session stands on KV that the session keeps to itself: none of the tree, on which
+    the tiers could build. To match it is to borrow that KV, and only who is admitted may do so."""
+    session = getattr(self.tree_cache, "session", None)
+    if session is not None and session.will_lend_record(req):
+        return None
+    return original(self, req, storage_hit_end)
+
+
 def after_abort_output(result: Any, self: Any, abort_req: Any, req: Any) -> None:
     """SGLang ends a request outside of its batches: waiting, refused, or given up at a retraction."""
     sampler = getattr(self.tree_cache, "sampler", None)

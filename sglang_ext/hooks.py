@@ -28,6 +28,7 @@ from .hook_functions import (
     around_forward,
     around_kv_pool_class,
     around_paged_allocator_class,
+    around_prefetch,
     around_release_memory,
     around_weight_session,
     around_weight_session_begin,
@@ -93,6 +94,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_scheduler_init,
             ("self", "server_args", "port_args"),
             "let requests wait for a slow tier without blocking others: offered only to SGLang's own storage tiers",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler._prefetch_kvcache",
+            HookType.AROUND,
+            around_prefetch,
+            ("self", "req", "storage_hit_end"),
+            "leave streaming sessions alone: SGLang has them with none of its own storage tiers",
         ),
         Hook(
             f"{_COMPONENTS}.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",

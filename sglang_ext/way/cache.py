@@ -99,7 +99,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             evictions=self.cache.device_evictions,
             restarts=restarts,
         )
-        tail = self._tail(request, bigram, result, device_length)
+        # At least one token is computed. SGLang's match leaves that out, but for those by which it orders requests.
+        reusable = req._compute_max_prefix_len(len(req.origin_input_ids) + len(req.output_ids)) - device_length
+        most = max(0, reusable) // self.cache.page_size
+        tail = self._tail(request, bigram, result, device_length)[:most]
         prefix: list[str] = []
         if device_length:
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
@@ -338,8 +341,15 @@ class SwiftRadixCache(KeepingRadixCache):
         """A session that keeps the row of its request: then there is no `on_release`."""
         if self.linker is not None:
             self.linker.settle(self.linker.of(req))  # SGLang asks this before it gives anything back
+        slot = self.session.borrowed_slot(req)
+        if slot is not None and not slot.publishes_prompt:
+            # An aborted turn leaves its session's whole row to the tree, under its own adapter and salt: those of the
+            # turns before may have been others, and so is what they have computed.
+            req.skip_radix_cache_insert = True
         claimed: bool = super().claim_kv_row(req)
         if claimed:
+            if self.linker is not None:
+                self.linker.end(self.linker.of(req))
             self._tell_end(req)
         return claimed
 
@@ -366,9 +376,14 @@ class SwiftRadixCache(KeepingRadixCache):
         return True
 
     def reset(self) -> None:
+        """SGLang resets the tree with requests in its queue, too: what the tiers keep is looked for anew for these."""
+        known = () if self.linker is None else self.linker.cache_linker.requests.values()
+        waiting = [request.req for request in known if request.stage is TieringStage.WAITING]
         super().reset()
         if self.sampler is not None:
             self.sampler.shape.clear()
+        for req in waiting:
+            req.init_next_round_input(self, cow_mamba=False)
 
     # ---- telemetry of the device ----
 

@@ -287,7 +287,8 @@ class TieredRequest:
 def why_whole(req: Any) -> str:
     """Why `req` has to have its prefix whole before it is computed; empty if it need not. Such requests wait for their
     pages as they do where nothing is known of costs."""
-    if req.return_logprob and req.logprob_start_len >= 0:
+    # SGLang sets those that want log probabilities of their output alone to the prompt's end.
+    if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids):
         return "it wants log probabilities of its prompt"
     if req.retracted_stain:
         return "it was retracted"

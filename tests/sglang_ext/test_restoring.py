@@ -366,11 +366,56 @@ def any_order(s, seed, ranks=1):
         s.cache.linker.__dict__.pop("agree", None)
 
 
+@contextlib.contextmanager
+def ordered_by_prefix(s):
+    """SGLang matches whole prompts for this, once more than for anything else."""
+    from sglang.srt.managers.schedule_policy import CacheAwarePolicy
+
+    policy = s.scheduler.policy
+    before, policy.policy = policy.policy, CacheAwarePolicy.LPM
+    try:
+        yield
+    finally:
+        policy.policy = before
+
+
+def flush_in_a_pause(s):
+    """As who trains a model does; SGLang refuses it while somebody is computed."""
+    from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+    s.scheduler.pause_generation(PauseGenerationReqInput(mode="in_place"))
+    flushed = s.scheduler.flush_cache()
+    s.scheduler.continue_generation(ContinueGenerationReqInput())
+    return flushed
+
+
+def flushed_while_it_waits(s, tokens):
+    """Its pages are found anew, and it computes at least one token, however many pages its prompt is."""
+    question = prompt(60 + tokens, tokens)
+    (answer,) = to_ssd(s, question)
+    with ordered_by_prefix(s), Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        assert flush_in_a_pause(s)
+        log = extends(s, link, 1000)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req)
+
+
 def in_any_order(s, seed, dice):
+    if seed % 2:
+        with ordered_by_prefix(s):
+            return of_any_kind(s, seed, dice)
+    return of_any_kind(s, seed, dice)
+
+
+def of_any_kind(s, seed, dice):
     shared = prompt(900 + seed, 480)
+    lengths = [dice.choice((dice.randrange(100, 900), PAGE * dice.randrange(8, 50))) for _ in range(4)]
     questions = [
-        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 900))]
-        for n in range(4)
+        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, length)]
+        for n, length in enumerate(lengths)
     ]
     answers = to_ssd(s, *questions)
     aborted: set[str] = set()
@@ -378,7 +423,11 @@ def in_any_order(s, seed, dice):
         reqs, limit = [], time.monotonic() + 270
         while time.monotonic() < limit:
             if len(reqs) < len(questions) and dice.random() < 0.2:
-                reqs.append(s.add(questions[len(reqs)], rid=f"any-{seed}-{len(reqs)}"))
+                reqs.append(
+                    s.add(questions[len(reqs)], rid=f"any-{seed}-{len(reqs)}", return_logprob=dice.random() < 0.3)
+                )
+            if dice.random() < 0.02:
+                flush_in_a_pause(s)
             if dice.random() < 0.4:
                 dice.shuffle(link.kept)
                 link.deliver(dice.randrange(1, 8))
@@ -393,6 +442,24 @@ def in_any_order(s, seed, dice):
             raise AssertionError("not done")
     told_the_same(s, questions, reqs, answers, aborted)
     return s.linker.stack.snapshot().restores.restores_split
+
+
+def log_probabilities(s):
+    """Those of the answer alone are no reason to wait for the whole prefix."""
+    question = prompt(9)
+
+    def told(req):
+        return [round(value, 4) for value in req.logprob.output_token_logprobs_val]
+
+    first = s.add(question, return_logprob=True)
+    s.run()
+    s.empty_memory()
+    with Link(s) as link:
+        req = s.add(question, return_logprob=True)
+        log = extends(s, link, 4)
+    assert (list(req.output_ids), told(req)) == (list(first.output_ids), told(first))
+    quiet(s)
+    return log
 
 
 def falls_back(s):
@@ -414,6 +481,17 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
     arguments = token_wise(tmp_path_factory, page=PAGE, tokens=DEVICE_TOKENS, chunk=CHUNK)
     with SchedulerProcess(arguments) as process:
         yield process
+
+
+@pytest.mark.parametrize("tokens", [1000, 1024])
+def test_a_flush_while_it_waits(scheduler, tokens: int) -> None:
+    log, details = scheduler(flushed_while_it_waits, tokens)
+    assert log
+    assert details["ssd"] > 0
+
+
+def test_log_probabilities_of_the_answer_alone(scheduler) -> None:
+    assert len(scheduler(log_probabilities)) > 1, "it waited for the whole prefix"
 
 
 @pytest.mark.parametrize("pages_a_step", [1, 4, 12, 100])

@@ -186,7 +186,7 @@ def request(**fields: Any) -> SimpleNamespace:
     plain = {
         "return_logprob": False, "logprob_start_len": -1, "retracted_stain": False, "input_embeds": None,
         "positional_embed_overrides": None, "multimodal_inputs": None, "session": None, "beam_group": None,
-        "token_indices_to_pool": None, "return_hidden_states": False,
+        "token_indices_to_pool": None, "return_hidden_states": False, "origin_input_ids": [1] * 20,
     }  # fmt: skip
     return SimpleNamespace(**{**plain, **fields})
 
@@ -196,6 +196,8 @@ def request(**fields: Any) -> SimpleNamespace:
     [
         ({}, ""),
         ({"return_logprob": True}, ""),  # of its output alone
+        ({"return_logprob": True, "logprob_start_len": 20}, ""),  # likewise: SGLang sets it to the prompt's end
+        ({"return_logprob": True, "logprob_start_len": 19}, "it wants log probabilities of its prompt"),
         ({"return_logprob": True, "logprob_start_len": 0}, "it wants log probabilities of its prompt"),
         ({"retracted_stain": True}, "it was retracted"),
         ({"input_embeds": [[0.0]]}, "it brings its own embeddings"),

@@ -12,6 +12,7 @@ import os
 import random
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -694,6 +695,84 @@ def damaged_files_are_misses(s, directories):
     quiet(s)
 
 
+@contextlib.contextmanager
+def streaming_session(s, name: str):
+    from sglang.srt.managers.io_struct import CloseSessionReqInput, OpenSessionReqInput, SessionParams
+
+    controller = s.scheduler.session_controller
+    assert controller.open(OpenSessionReqInput(capacity_of_str_len=100_000, session_id=name, streaming=True)).success
+    yield {"session_params": SessionParams(id=name)}
+    controller.close(CloseSessionReqInput(session_id=name))
+
+
+def turns_of_a_streaming_session(s):
+    """The second one stands on KV that is the session's own, of which the tree knows nothing."""
+    question, more = prompt(45), prompt(46, 40)
+    with streaming_session(s, "turns") as session:
+        first = s.add(question, **session)
+        s.run()
+        second = s.add(more, **session)
+        s.run()
+        assert second.cached_tokens == len(question) + len(first.output_ids) - 1
+        fill_device(s, 45)
+    whole = [*question, *first.output_ids, *more]
+    assert s.generate(whole) == list(second.output_ids)
+    fill_device(s, 46)
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == list(first.output_ids)
+    assert details["host"] + details["ssd"] == 688, "what the first turn asked is there for everybody"
+    quiet(s)
+
+
+def a_session_that_begins_with_one_token(s):
+    """Its first turn ends with its prefill, and SGLang releases nothing of it."""
+    with streaming_session(s, "short") as session:
+        s.add(prompt(49), 1, **session)
+        s.run()
+        quiet(s)
+
+
+def a_session_whose_turn_waits_can_be_flushed(s):
+    """A turn that waits has not borrowed its session's KV yet, or SGLang would refuse to let go of it."""
+    from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+    with streaming_session(s, "paused") as session:
+        s.add(prompt(50), **session)
+        s.run()
+        s.scheduler.pause_generation(PauseGenerationReqInput(mode="in_place"))
+        turn = s.add(prompt(51, 40), **session)
+        assert not turn.kv.holds_kv
+        assert s.scheduler.flush_cache()
+        s.scheduler.continue_generation(ContinueGenerationReqInput())
+        s.run()
+        assert turn.finished()
+    quiet(s)
+
+
+def a_session_that_changes_its_adapter_leaves_nothing_in_its_name(s):
+    """An aborted turn gives up all of the session's KV, and what earlier turns computed was without the adapter."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+    question = prompt(47)
+    with streaming_session(s, "adapters") as session:
+        s.add(question, **session)
+        s.run()
+        turn = s.add(prompt(48, 40), 200, lora_id="adapter", **session)
+        for _ in range(5):
+            s.step()
+        s.scheduler.abort_request(AbortReq(rid=turn.rid))
+        s.run()
+        s.settle()
+    names = get_storage_hash_str(RadixKey(array("q", question[:688]), "adapter"), None, page_size=PAGE)
+    assert not s.linker.stack.probe([bytes.fromhex(name) for name in names]), "the tiers have it as the adapter's"
+    req = s.add([*question, 1, 2, 3], lora_id="adapter")
+    s.run()
+    assert req.cached_tokens == 0
+    quiet(s)
+
+
 def a_deleted_device_file_leaves_service(s, directories):
     question = prompt(20)
     answer = s.generate(question)
@@ -778,6 +857,10 @@ def scheduler(tmp_path_factory, directories):
         what_is_computed_during_a_session_is_not_kept,
         calls_that_touch_no_weights_change_nothing,
         weights_that_are_overwritten_hide_old_pages,
+        turns_of_a_streaming_session,
+        a_session_that_changes_its_adapter_leaves_nothing_in_its_name,
+        a_session_that_begins_with_one_token,
+        a_session_whose_turn_waits_can_be_flushed,
     ],
     ids=lambda scenario: scenario.__name__,
 )
