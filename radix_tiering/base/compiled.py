@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba  # type: ignore[import-untyped]
+import xxhash
 
 logger = logging.getLogger(__name__)
+
+#: Numbers from here on may be addresses, which are others in every process, and which code is told when it is called.
+_ADDRESSES = 1 << 40
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -17,23 +24,57 @@ _told: list[str] = []
 
 def compiled(signature: str, *, nogil: bool = False) -> Callable[[Kernel], Kernel]:
     """A function that Python calls, compiled for these types when its module is first imported on a machine, and loaded
-    later: what is kept on disk is compared with that module's file. `nogil`: it runs without the interpreter lock."""
+    later: what is kept on disk is compared with all that it was made of. `nogil`: it runs without the interpreter
+    lock."""
 
     def compile_it(function: Kernel) -> Kernel:
+        made: Any = numba.njit(nogil=nogil)(function)
         try:
-            made: Any = numba.njit(signature, cache=True, nogil=nogil)(function)
+            made.enable_caching()
         except RuntimeError as error:  # neither beside its file nor in the user's home
             if "cannot cache" not in str(error):
                 raise
             _tell("swift-tiers: compiling, at every start: %s; set NUMBA_CACHE_DIR", error)
-            made = numba.njit(signature, nogil=nogil)(function)
+            made.compile(signature)
         else:
+            # Numba compares the function's own file alone, with its size and time. What the code takes from others,
+            # numbers above all, is in the machine code as well.
+            made._cache._cache_file._source_stamp = stamp(function.__module__)
+            made.compile(signature)
             if not made.stats.cache_hits:
                 _tell("swift-tiers: compiling for half a minute, as on every machine once")
+        made.disable_compile()
         kernel: Kernel = made
         return kernel
 
     return compile_it
+
+
+def stamp(module: str) -> str:
+    """Differs wherever code of a module, of those that it has functions of, or a number that they know does."""
+    digest = xxhash.xxh3_128()
+    for part in _parts(module, set()):
+        digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def _parts(module: str, seen: set[str]) -> Iterator[str]:
+    if module in seen or module.partition(".")[0] != __name__.partition(".")[0]:
+        return
+    seen.add(module)
+    known = dict(vars(sys.modules[module]))
+    file = known.get("__file__")
+    yield f"{module} {_content(file) if file else ''}\n"
+    for name, value in known.items():
+        if isinstance(value, int) and abs(value) < _ADDRESSES:
+            yield f"{name} {value}\n"
+        elif callable(value) and (home := getattr(value, "__module__", None)) in sys.modules:
+            yield from _parts(home, seen)
+
+
+@cache
+def _content(file: str) -> str:
+    return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
 
 
 def _tell(text: str, *facts: object) -> None:

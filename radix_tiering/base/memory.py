@@ -85,7 +85,8 @@ def shared_array(descriptor: int, size: int) -> np.ndarray:
     length = size + HUGE_PAGE_BYTES
     begin = _map(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = (ctypes.c_ubyte * size).from_address(round_up(begin, HUGE_PAGE_BYTES))
-    weakref.finalize(memory, _munmap, begin, length)
+    # Not at the interpreter's end: threads that it does not wait for may be at it then.
+    weakref.finalize(memory, _munmap, begin, length).atexit = False
     at = ctypes.addressof(memory)
     _map(at, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
     array: np.ndarray = np.frombuffer(memoryview(memory), np.uint8)

@@ -185,9 +185,9 @@ class PageRows:
 
     def keys_beginning(self, space: int, begin: bytes) -> list[bytes]:
         """The keys of one namespace that begin so. As `used`."""
-        longs, high = self.longs, self.count[HIGH]
-        keys = longs[:high, :4].view(np.uint8)[:, : len(begin)]
         rows = self.used(space)
+        longs = self.longs  # afterwards: of at least as many rows
+        keys = longs[:, :4].view(np.uint8)[:, : len(begin)]
         found = rows[(keys[rows] == np.frombuffer(begin, np.uint8)).all(axis=1)]
         return [longs[row, :4].tobytes() for row in found]
 

@@ -36,7 +36,7 @@ class ArrivalMemory:
 
     def end(self) -> None:
         """It has ended: no slot is anybody's any more."""
-        self._memory = self._memory[:0]
+        self._memory = np.empty((0, 0), np.uint8)  # no view, which would keep all of it
         self._free = []
         self._arrived.clear()
 

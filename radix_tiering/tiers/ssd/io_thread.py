@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -181,11 +181,28 @@ class IoThread:
             entering.append(transfer)
         if not entering:
             return
-        self.units.enter(entering)
-        self._write_queue.extend(transfer for transfer in entering if isinstance(transfer, PageWrite))
         reads = [transfer for transfer in entering if not transfer.writing]
-        if reads:
-            self.units.queue(reads)
+        with self._ending(entering, begun=False):
+            self.units.enter(entering)
+            if reads:
+                self.units.queue(reads)
+        self._write_queue.extend(transfer for transfer in entering if isinstance(transfer, PageWrite))
+
+    @contextmanager
+    def _ending(self, transfers: Sequence[Transfer], *, begun: bool) -> Iterator[None]:
+        """Whatever is raised within, as where there is no memory: these end, for nobody else knows of them. `begun`:
+        they count as under way, and the lock is not held."""
+        try:
+            yield
+        except BaseException as error:
+            with self._wake if begun else nullcontext():
+                for transfer in transfers:
+                    if not transfer.finished:
+                        transfer.lose_device(f"it could not be begun: {error!r}")
+                        if begun:
+                            self._write_over(transfer)
+                        self._end(transfer)
+            raise
 
     def _on_lost_device(self, transfer: Transfer) -> bool:
         """Whether a unit of it lies on a device that is out."""
@@ -293,8 +310,9 @@ class IoThread:
                     self._wake.wait(LATE_INTERVAL)
                     break
                 self._wake.wait(min(rest, CHECK_INTERVAL))
-        if requests:
-            self._submit(requests)
+        with self._ending(admitted, begun=True):
+            if requests:
+                self._submit(requests)
         self._prepare(admitted)
         self._call_back()
         if command is not None:
@@ -320,8 +338,9 @@ class IoThread:
         with self._wake:
             requests = self._collect()
             admitted = self._admit()
-        if requests:
-            self._submit(requests)
+        with self._ending(admitted, begun=True):
+            if requests:
+                self._submit(requests)
         self._prepare(admitted)
         if self._verified():
             self._settle_verified()
@@ -388,6 +407,10 @@ class IoThread:
         """Compute the checksums of writes, then queue their units."""
         if not writes:
             return
+        with self._ending(writes, begun=True):
+            self._queue(writes)
+
+    def _queue(self, writes: Sequence[PageWrite]) -> None:
         self.units.digest(writes)
         ready = []
         with self._wake:

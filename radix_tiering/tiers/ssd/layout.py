@@ -35,6 +35,8 @@ TABLE_OFFSETS = (2 * BLOCK_BYTES, 2 * BLOCK_BYTES + TABLE_BYTES)
 CHECKPOINT_OFFSET = TABLE_OFFSETS[1] + TABLE_BYTES
 
 _SUPERBLOCK = struct.Struct("<8sII16sQIIQQQQQQQ16s128s")
+#: Slots have numbers of 31 bits.
+MOST_SLOTS = (1 << 31) - 1
 #: Members with an index below this can be forgotten: a bit each.
 MAX_FORGOTTEN = 1024
 _FLAG_CLEAN = 1
@@ -146,6 +148,10 @@ class Geometry(NamedTuple):
         count = max(0, size - CHECKPOINT_OFFSET) // (slot_bytes + RECORD_BYTES)
         while count > 0 and first_slot_offset(count) + count * slot_bytes > size:
             count -= 1
+        if count > MOST_SLOTS:
+            raise ConfigError(
+                f"a device of {size} bytes has {count} units of {unit_bytes}: make ssd.stripe_unit larger"
+            )
         if count == 0:
             least = first_slot_offset(1) + slot_bytes
             raise ConfigError(f"a device of {size} bytes is too small for units of {unit_bytes}: give at least {least}")

@@ -92,6 +92,9 @@ class StripePlaces:
     def stored_many(self, records: np.ndarray, places: np.ndarray, namespace: bytes) -> StoredPages:
         """What these places hold, those that are free left out: `records`, RECORD_DTYPE [places], of pages of one
         namespace, are told what only a place knows. `places`: int64."""
+        known = places >= 0  # of those that have left since they were listed
+        if not known.all():
+            places, records = places[known], records[known]
         with self._lock:
             words = np.frombuffer(self._words, np.uint32)
             # One look at each run's beginning, which is somewhere in a lot of memory.

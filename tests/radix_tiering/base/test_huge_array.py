@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +149,28 @@ def test_what_cannot_be_mapped_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="4096 bytes cannot be mapped"):
         shared_array(descriptor, 4096)
     os.close(descriptor)
+
+
+_COPIED_AT_THE_END = """
+import os, threading
+import numpy as np
+from swift_tiers.radix_tiering.base.memory import shared_array
+
+size = 64 << 20
+descriptor = os.memfd_create("pages")
+os.ftruncate(descriptor, size)
+shared, into, copying = shared_array(descriptor, size), np.zeros(size, np.uint8), threading.Event()
+
+def copy():
+    while True:
+        into[:] = shared
+        copying.set()
+
+threading.Thread(target=copy, daemon=True).start()
+copying.wait()
+"""
+
+
+def test_a_thread_that_nobody_waits_for_copies_on_while_the_interpreter_ends() -> None:
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", _COPIED_AT_THE_END], check=False).returncode == 0

@@ -14,7 +14,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadRequest, Service, StoredPage, StripeSet, io_thread
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
-from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
+from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Geometry
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 from swift_tiers.radix_tiering.tiers.ssd.units import Units
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
@@ -883,3 +883,36 @@ def test_a_write_that_this_machine_had_no_memory_for_costs_one_page(rig) -> None
     assert [reason for stored, reason in written if stored is None] == ["device 0: write failed: ENOMEM"]
     assert [one.service for one in stripes.status().devices] == [Service.IN] * 2
     assert not out
+
+
+@pytest.mark.parametrize("where", ["enter", "digest", "queue", "fill"])
+def test_whatever_is_raised_for_a_batch_everybody_is_answered_and_the_set_can_be_closed(
+    rig, monkeypatch, where: str
+) -> None:
+    """As MemoryError is. No device is used any more, and nobody waits for ever."""
+    stripes = rig.open(rig.memory(3, 16), stall_seconds=0.5)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    work, raised = getattr(Units, where), threading.Event()
+
+    def fail(*arguments: object) -> object:
+        if raised.is_set():
+            return work(*arguments)
+        raised.set()
+        raise MemoryError(where)
+
+    ended: list[object] = []
+    monkeypatch.setattr(Units, where, fail)
+    record = rig.record(2, 20_000)
+    placement = stripes.reserve(record.length)
+    stripes.write(record, placement, aligned_buffer(20_480), lambda stored, reason: ended.append(stored))
+    stripes.read(page, aligned_buffer(20_480), ended.append)
+    stripes.close([page])
+    assert raised.is_set()
+    assert len(ended) == 2
+    assert stripes.status().queued == 0
+
+
+def test_a_device_with_more_slots_than_there_are_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"make ssd\.stripe_unit larger"):
+        Geometry.of(2**45, 4096)
