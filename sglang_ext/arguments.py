@@ -15,6 +15,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,6 +26,7 @@ from sglang.srt.server_args import ServerArgs
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config, read_source
+from swift_tiers.radix_tiering.base.release import required_sglang
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
 from .build.assembly import Rank, check_donor, check_machine
@@ -230,12 +232,18 @@ def _check(view: Any) -> None:
         if view.swift_tiers_config:
             raise ConfigError("--swift-tiers-config: has no effect without --enable-swift-tiers; add that flag")
         return
+    check_release()
     config, _ = without_a_bus_that_cannot_be(parse_config(read_source(view.swift_tiers_config)))
     if view.enable_unified_cache_external_linker:
         raise ConfigError(
             "--enable-unified-cache-external-linker: cannot be combined with --enable-swift-tiers; use one of the two"
         )
     check_modes(view)
+    if config.host.codec != "none" and str(view.kv_cache_dtype).startswith("fp8"):
+        raise ConfigError(
+            f"host.codec: {config.host.codec} encodes no KV of --kv-cache-dtype {view.kv_cache_dtype}, which has 8 "
+            "bits already; use host.codec none"
+        )
     page_size = DEFAULT_PAGE_SIZE if view.page_size is None else view.page_size
     if page_size < 1:
         raise ConfigError(f"--page-size: {page_size} is not a number of tokens; use for example {DEFAULT_PAGE_SIZE}")
@@ -251,6 +259,17 @@ def _check(view: Any) -> None:
         from swift_tiers.radix_tiering.bus.redis.connection import check
 
         check(config.bus)
+
+
+def check_release() -> None:
+    """Raise ConfigError where another release of SGLang is installed than this version is for. Hooks are checked by
+    what they look like; what others do was read, and tested, in that one alone."""
+    installed, required = version("sglang"), required_sglang()
+    if required is not None and installed != required:
+        raise ConfigError(
+            f"SGLang {installed} is installed, and this version of swift-tiers is for {required}: "
+            f"pip install --force-reinstall sglang=={required}, or start without --enable-swift-tiers"
+        )
 
 
 def _exit(error: Exception) -> NoReturn:

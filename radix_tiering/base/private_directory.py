@@ -34,6 +34,8 @@ def open_private_directory(directory: Path, called: str, *, create: bool) -> int
         trouble = "is not a directory; remove it, or name another"
     elif details.st_uid != os.geteuid():
         trouble = f"belongs to uid {details.st_uid}, not to {os.geteuid()} who runs this; name another directory"
+    elif details.st_mode & stat.S_ISVTX or os.path.ismount(directory):
+        trouble = "is everybody's, or a file system's top; make a directory of its own below it, and name that"
     elif details.st_mode & 0o077:
         trouble = f"is open to others (mode {stat.S_IMODE(details.st_mode):04o}); run `chmod 700` on it"
     if trouble:

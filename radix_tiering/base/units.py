@@ -60,4 +60,4 @@ def format_size(count: int) -> str:
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:.4g}{unit}"
-    return f"{count}B"
+    return f"{int(count)}B"  # a `Size` has a unit by itself

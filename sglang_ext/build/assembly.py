@@ -26,6 +26,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.claiming import check_content, check_device
 from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_directories, device_files_in
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
 from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
@@ -313,11 +314,24 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             )
         if not os.access(device, os.R_OK | os.W_OK):
             raise ConfigError(f"ssd.devices[{index}]: {device!r} is missing or not writable for this user")
+        try:
+            check_device(Path(device))
+        except ConfigError as error:
+            raise ConfigError(f"ssd.devices[{index}]: {error}") from None
     for path in _existing_devices(config.ssd):
         try:
             open_device_file(path).close()
+            check_content(path)
         except StripeSetBusyError as error:
             raise ConfigError(f"ssd: {error}") from None
+    if config.restore.profile is not None:
+        load_profile(Path(config.restore.profile))
+    remote = config.remote
+    if remote.engine is not None and remote.memory < remote.object:
+        raise ConfigError(
+            f"remote.memory: {format_size(remote.memory)} holds no object of {format_size(remote.object)} "
+            "(remote.object); make it larger"
+        )
 
 
 def check_donor(config: TiersConfig, *, memory_saver: bool) -> None:

@@ -19,6 +19,8 @@ from swift_tiers.radix_tiering.base.usable_memory import (
 
 #: Share of the free memory that the host tier takes when no size is configured.
 AUTOMATIC_HOST_SHARE = 0.4
+#: No page of any model is smaller, bytes.
+SMALLEST_PAGE = 1024
 _ROOT = Path("/")
 
 
@@ -26,6 +28,8 @@ def check_host_size(config: HostConfig, root: Path = _ROOT) -> None:
     """Raise ConfigError where the host tier of all ranks here is larger than what they may ever have."""
     if config.size is None:
         return
+    if config.size < SMALLEST_PAGE:
+        raise ConfigError(f"host.size: {format_size(config.size)} holds no page; write its unit, as in 64GiB")
     total, limit = total_memory(root), container_limit(root)
     if limit is not None and config.size > limit:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,15 +55,19 @@ def _relevant(config: Any) -> Any:
 def software() -> str:
     """What computed the KV: a model file of SGLang's that had a bug must not be answered for by its mended version.
 
-    Models may be taken from transformers, or from a package of the user's.
+    Models may be taken from transformers, or from a package of the user's. Of ours the code counts: checkouts of one
+    version differ.
     """
     from sglang.srt.environ import envs
 
-    names = ", ".join(f"{name} {version(name)}" for name in ("sglang", "swift-tiers", "transformers"))
+    names = ", ".join(f"{name} {version(name)}" for name in ("sglang", "transformers", "swift-tiers"))
+    rooms = [f"swift_tiers.{room}" for room in ("kernels", "radix_tiering", "sglang_ext")]
+    names = " ".join([names, *(_code_digest(room)[:8] for room in rooms)])
     package = envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get()
     return f"{names}, {package} {_code_digest(package)}" if package else names
 
 
+@cache
 def _code_digest(package: str) -> str:
     """Of the files of a package's code; SGLang imports each of its modules."""
     found = find_spec(package)

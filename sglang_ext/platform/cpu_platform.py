@@ -9,6 +9,7 @@ SGLang imports this module, while it is being imported itself. Other code must h
 
 import ctypes
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
 
 from . import cpu_attention
+
+logger = logging.getLogger(__name__)
 
 # Share of the free memory that weights and device pool may take together. The rest is for the host tier, which lives in
 # the same memory, for a second server beside this one, and for everything else on the machine.
@@ -61,6 +64,10 @@ class PortableCpuPlatform(CpuSRTPlatform):
         cpu_attention.register()
         if server_args.device != "cpu":
             return
+        logger.warning(
+            "swift-tiers: no accelerator is found here, so this server computes on the CPU, by the portable platform "
+            "that comes with swift-tiers. Where there should be one, see its driver, and what the container was given"
+        )
         # SGLang has put "intel_amx" where nothing was asked for (and would fall back to "torch_native").
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = self.get_default_attention_backend()

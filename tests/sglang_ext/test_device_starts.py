@@ -12,7 +12,10 @@ import pytest
 from swift_tiers.ops import cli
 from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.tiers.ssd.claiming import signature
+from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKSUM_OFFSET, SUPERBLOCK_OFFSETS, seal
 from swift_tiers.sglang_ext.build.assembly import Rank, check_machine, open_ssd
 
 from support.engine import chain, close, get, make_stack, put
@@ -201,3 +204,69 @@ def test_what_is_not_ours_is_refused_before_a_model_is_loaded(folders, kind, mon
         check(config_of(folders[:1]))
     assert "remove it" in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+# ---- what is not ours ----
+
+
+def test_a_file_that_is_named_as_a_block_device_is_refused_and_left_as_it_is(tmp_path) -> None:
+    """Somebody may have named /etc/passwd."""
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0\n" * 1000)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"ssd\.devices\[0\]: .*passwd: is not a block device"):
+        check(SsdConfig(devices=(str(path),)))
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(b"not ours", "holds something that is not of a stripe set; remove it"), (None, "format version 2")],
+)
+def test_what_no_start_could_open_is_found_before_a_model_is_loaded(folders, content, found: str) -> None:
+    close(make_stack(ssd=start(config_of(folders[:1]))))
+    path = folders[0] / NAME
+    with open(path, "r+b") as file:
+        for offset in SUPERBLOCK_OFFSETS:
+            file.seek(offset)
+            block = bytearray(file.read(CHECKSUM_OFFSET))
+            block[8:12] = (2).to_bytes(4, "little")
+            file.seek(offset)
+            file.write(content.ljust(4096, b"\0") if content else seal(bytes(block)))
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=found) as error:
+        check(config_of(folders[:1]))
+    assert str(path) in str(error.value)
+    assert path.stat().st_mode & 0o777 == (0o644 if content else 0o600), "nothing of what is not ours is changed"
+
+
+@pytest.mark.parametrize(
+    ("offset", "begins", "found"),
+    [
+        (0x10040, b"_BHRfS_M", "btrfs"),
+        (0x8001, b"CD001", "ISO 9660"),
+        (-0x2000, b"\xfc\x4e\x2b\xa9", "RAID"),
+        (-512, b"EFI PART", "partition table"),
+        ((128 << 10) + 5 * 1024, b"\x0c\xb1\xba\x00\x00\x00\x00\x00", "ZFS"),
+    ],
+)
+def test_a_blank_beginning_is_not_all_that_is_looked_at(offset: int, begins: bytes, found: str) -> None:
+    content = bytearray(2 * 2**20)
+
+    def read(start: int, length: int) -> bytes:
+        return bytes(content[start : start + length])
+
+    assert signature(read, len(content)) == ""
+    at = offset % len(content)
+    content[at : at + len(begins)] = begins
+    assert found in signature(read, len(content))
+
+
+def test_a_profile_that_is_not_there_and_memory_without_an_object_end_a_start_at_once(tmp_path) -> None:
+    for section, trouble in (
+        ({"restore": {"profile": str(tmp_path / "none.json")}}, r"none\.json: cannot be read"),
+        ({"remote": {"engine": "file", "memory": 0}}, r"remote\.memory: 0B holds no object of 4MiB"),
+        ({"host": {"size": 64}}, r"host\.size: 64B holds no page; write its unit"),
+    ):
+        with pytest.raises(ConfigError, match=trouble):
+            check_machine(parse_config(section), 1)

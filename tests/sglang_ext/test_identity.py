@@ -351,6 +351,7 @@ def test_code_of_the_users_own_models_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "our_models")
     for code in ("a = 1", "a = 2"):
         (package / "mine.py").write_text(code)
+        identity._code_digest.cache_clear()
         seen.add(software())
     assert len(seen) == 3
 

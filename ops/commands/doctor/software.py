@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from typing import Any, NamedTuple
+
+from swift_tiers.radix_tiering.base.release import required_sglang
 
 from .finding import Check, Finding, note, ok, warning, wrong
 
@@ -53,16 +54,6 @@ def python(version: tuple[int, int, int]) -> Finding:
     if PYTHON_FROM <= version[:2] < PYTHON_BELOW:
         return ok(text)
     return wrong(text, f"make the environment with Python {PYTHON_FROM[0]}.{PYTHON_FROM[1]} or 3.{PYTHON_BELOW[1] - 1}")
-
-
-def required_sglang() -> str | None:
-    """The one release of SGLang that this version is for; None if swift-tiers is not installed here."""
-    try:
-        requirements = metadata.requires("swift-tiers") or []
-    except metadata.PackageNotFoundError:
-        return None
-    found = [match[1] for text in requirements if (match := re.match(r"sglang\s*==\s*([^;\s]+)", text))]
-    return found[0] if found else None
 
 
 def sglang_version(installed: str | None, required: str | None) -> Finding:

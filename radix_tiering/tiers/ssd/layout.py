@@ -21,6 +21,7 @@ from ...base.page import (
     page_digest,
     round_up,
 )
+from .arrays import device_file
 
 #: Version of this layout. Magic, version and checksum of a superblock stay where they are in every version.
 LAYOUT_VERSION = 1
@@ -28,8 +29,7 @@ LAYOUT_VERSION = 1
 #: Where the checksum of a 4 KiB block (superblock, slot header) lies; it covers everything before it.
 CHECKSUM_OFFSET = BLOCK_BYTES - DIGEST_BYTES
 
-SUPERBLOCK_MAGIC = b"SWFTSUPR"
-SUPERBLOCK_OFFSETS = (0, BLOCK_BYTES)
+SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSETS = device_file.SUPERBLOCK_MAGIC, device_file.SUPERBLOCK_OFFSETS
 TABLE_BYTES = 64 << 10
 TABLE_OFFSETS = (2 * BLOCK_BYTES, 2 * BLOCK_BYTES + TABLE_BYTES)
 CHECKPOINT_OFFSET = TABLE_OFFSETS[1] + TABLE_BYTES

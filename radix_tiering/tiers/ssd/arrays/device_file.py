@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from ....base.errors import ConfigError, StripeSetBusyError
+from ....base.page import BLOCK_BYTES
 
+#: How the superblock of a device begins, and where its copies are.
+SUPERBLOCK_MAGIC = b"SWFTSUPR"
+SUPERBLOCK_OFFSETS = (0, BLOCK_BYTES)
 #: Why buffered I/O is only a fallback, for `description`.
 BUFFERED = "buffered (no O_DIRECT here)"
 DIRECT = "O_DIRECT"
@@ -201,7 +206,7 @@ def open_device_file(path: Path | str) -> DeviceFile:
             raise ConfigError(f"{path}: was replaced while it was opened; see who may write to its directory")
         _check_owner(path, details)
         _lock(path, fd)
-        if kind == stat.S_IFREG:
+        if kind == stat.S_IFREG and _is_of_a_stripe_set(fd):
             _make_private(path, fd)
         return DeviceFile(path, fd, os.lseek(fd, 0, os.SEEK_END), direct=direct)
     except BaseException:
@@ -263,6 +268,17 @@ def _lock(path: Path, fd: int) -> None:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be locked: {error.strerror}; use a file system with flock") from error
+
+
+def _is_of_a_stripe_set(fd: int) -> bool:
+    """Whether it says so, or may become one's: what is anybody else's is left as it is."""
+    with mmap.mmap(-1, len(SUPERBLOCK_OFFSETS) * BLOCK_BYTES) as aligned:
+        try:
+            os.preadv(fd, [aligned], 0)
+        except OSError:
+            return False
+        copies = [aligned[offset : offset + BLOCK_BYTES] for offset in SUPERBLOCK_OFFSETS]
+    return any(copy.startswith(SUPERBLOCK_MAGIC) for copy in copies) or not any(map(any, copies))
 
 
 def _make_private(path: Path, fd: int) -> None:
