@@ -59,7 +59,9 @@ class SsdConfig(Section, frozen=True):
     ] = ()
     devices: Annotated[
         tuple[str, ...],
-        Meta(description="Whole block devices or partitions, for a server of one rank; their content is overwritten"),
+        Meta(
+            description="Whole block devices or partitions, for a server of one rank: blank, or a stripe set's"
+        ),
     ] = ()
     size_per_device: Annotated[
         Size | None,

@@ -161,7 +161,9 @@ def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
             except tomllib.TOMLDecodeError as error:
                 raise ConfigError(f"{name}: not valid TOML: {error}") from None
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply to be a configuration") from None
     except json.JSONDecodeError as error:
         if source.startswith("@"):
             try:
@@ -172,6 +174,15 @@ def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
         raise ConfigError(f"{name}: not valid JSON: {error}{hint}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: must be a JSON object such as {{}}, not {type(content).__name__}")
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, of which the last value of a name that is there twice would silently count."""
+    content = dict(pairs)
+    for name, _ in pairs:
+        if sum(name == other for other, _ in pairs) > 1:
+            raise ConfigError(f"{name}: is there twice; keep one")
     return content
 
 

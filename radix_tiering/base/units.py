@@ -31,7 +31,10 @@ class Size(int):
         factor = _SIZES.get(match[2].lower()) if match else None
         if match is None or factor is None:
             raise ValueError(f'{value!r} is not a size: write it as "512MiB", "8GiB" or "2TiB"')
-        return cls(float(match[1]) * factor)
+        try:
+            return cls(float(match[1]) * factor)
+        except OverflowError:
+            raise ValueError(f"{str(value)[:20]!r}... is more bytes than there are anywhere") from None
 
     def __str__(self) -> str:
         return format_size(int(self))

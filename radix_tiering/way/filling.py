@@ -103,7 +103,7 @@ class Filling:
             self._move_on(Stage.FILLED)
             self._mover.waits_for.discard(INDEX)
             self._mover.pump()
-        logger.info("swift-tiers: %d pages found again on %s", found - unreachable, self._tier.name)
+        logger.info("swift-tiers: %d pages found again on %s, of whatever model", found - unreachable, self._tier.name)
         self._events.emit(f"{self._tier.name}.recovered", pages=found - unreachable, unreachable=unreachable)
         return found - unreachable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -272,7 +272,7 @@ def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None
     if config.throttle is not None:
         array = ThrottledArray(array, float(config.throttle))
     names = [str(path) for path in paths]
-    return SsdTier(
+    tier = SsdTier(
         array,
         names,
         int(config.stripe_unit),
@@ -280,6 +280,25 @@ def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None
         behind=True,
         make_device=files.make,
     )
+    _tell_what_stays(config, tier.stripes.unit_bytes, zip(paths, array.sizes, strict=True))
+    return tier
+
+
+def _tell_what_stays(config: SsdConfig, unit_bytes: int, devices: Iterable[tuple[Path, int]]) -> None:
+    """Log which settings are for new devices, and others than those that are there have."""
+    asked = {"ssd.stripe_unit": (int(config.stripe_unit), unit_bytes)}
+    for path, size in devices:
+        if config.size_per_device is not None and size and not path.is_block_device():
+            asked[f"ssd.size_per_device ({path})"] = (int(config.size_per_device), size)
+    for name, (wanted, there) in asked.items():
+        if wanted != there:
+            logger.warning(
+                "swift-tiers: %s: %s is for new devices, and stays %s here; to change it, stop the server and delete "
+                "its device files, with all that they keep",
+                name,
+                format_size(wanted),
+                format_size(there),
+            )
 
 
 def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:

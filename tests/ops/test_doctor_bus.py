@@ -52,6 +52,13 @@ def test_a_redis_that_is_not_there() -> None:
     assert_finding(found["clock skew"], "note", "not known")
 
 
+def test_a_redis_that_another_version_speaks_on(redis: RealRedis) -> None:
+    with redis.client() as client:
+        client.set(f"{BusConfig().prefix}:schema", 7)
+    found = look(BusConfig(url=redis.url))["Redis"]
+    assert_finding(found, "wrong", ":schema is '7'", "redis-cli DEL swift:schema")
+
+
 def test_a_redis_that_does_not_answer(redis: RealRedis) -> None:
     redis.pause(30)
     assert_finding(look(BusConfig(url=redis.url))["Redis"], "wrong", "no answer within")

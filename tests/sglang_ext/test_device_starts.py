@@ -7,12 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swift_tiers.ops import cli
 from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
-from swift_tiers.radix_tiering.base.read_config import parse_config
+from swift_tiers.radix_tiering.base.read_config import parse_config, read_source
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.tiers.ssd.claiming import signature
 from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKSUM_OFFSET, SUPERBLOCK_OFFSETS, seal
@@ -270,3 +271,28 @@ def test_a_profile_that_is_not_there_and_memory_without_an_object_end_a_start_at
     ):
         with pytest.raises(ConfigError, match=trouble):
             check_machine(parse_config(section), 1)
+
+
+def test_settings_that_are_for_new_devices_alone_are_told_of(folders, caplog) -> None:
+    close(make_stack(ssd=start(config_of(folders[:1]))))
+    assert "is for new devices" not in caplog.text
+    changed = msgspec.structs.replace(config_of(folders[:1], 2 * SIZE), stripe_unit=Size(8192))
+    close(make_stack(ssd=start(changed)))
+    told = [record.getMessage() for record in caplog.records if "is for new devices" in record.getMessage()]
+    assert ["ssd.stripe_unit: 8KiB" in told[0], "stays 4KiB" in told[0]] == [True, True]
+    assert ["ssd.size_per_device" in told[1], "32MiB" in told[1], "stays 16MiB" in told[1]] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "trouble"),
+    [
+        ('{"host": {"size": "1GiB"}, "host": {}}', "host: is there twice; keep one"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"host": {"size": "%sGiB"}}' % ("9" * 400), "more bytes than there are"),
+        ('{"ssd": {"directories": ["/a\\u0000b"]}}', "is no path"),
+    ],
+)
+def test_what_no_configuration_looks_like_is_told_in_one_line(source: str, trouble: str) -> None:
+    with pytest.raises(ConfigError, match=trouble) as error:
+        check_machine(parse_config(read_source(source)), 1)
+    assert "\n" not in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -69,6 +70,7 @@ def run_demo(options: argparse.Namespace) -> int:
         raise CommandError(f"--max-tokens: {options.max_tokens} is not above 0", USAGE)
     if options.json is not None and not options.json.resolve().parent.is_dir():
         raise CommandError(f"--json: {options.json.parent} is not a directory", USAGE)
+    check_keep(options.keep)
     sessions = load_sessions(options.sessions, options.turns)
     model = find_model(options.model_path)
     count_tokens = make_token_counter(model)
@@ -291,6 +293,12 @@ def wait_started(text: str, servers: list[Server], timeout: float) -> None:
 
         for server in servers:
             server.wait_ready(timeout, tick)
+
+
+def check_keep(keep: Path | None) -> None:
+    """Before anything is fetched: see `work_directory`. Raises CommandError."""
+    if keep is not None and os.path.lexists(keep):
+        raise CommandError(f"--keep: {keep} is there already; name a directory that is not there yet", USAGE)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from ...base.errors import FAILURE, USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.progress import progress
 from .bus import DemoBus
-from .procedure import WARM_UP, common_arguments, find_model, tiers_config, wait_started, work_directory
+from .procedure import WARM_UP, check_keep, common_arguments, find_model, tiers_config, wait_started, work_directory
 from .replay import ReplayError, stream
 from .servers import Server, free_ports
 from .store import LocalStore, check_library
@@ -97,6 +97,7 @@ def run_remote_demo(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.stay:
         raise CommandError("--stay keeps a server with its bus; leave it out with --remote", USAGE)
+    check_keep(options.keep)
     check_library()
     sessions = load_sessions(options.sessions, options.turns)
     model = find_model(options.model_path)

@@ -14,6 +14,7 @@ import redis
 
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.bus.contract.schema import SCHEMA_VERSION, Keys
 from swift_tiers.radix_tiering.bus.redis.connection import bus_errors, check, connect, describe
 from swift_tiers.radix_tiering.bus.redis.redis_binary import find_server
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis, socket_path
@@ -62,6 +63,15 @@ def remote(config: BusConfig) -> Finding:
         client.ping()
         seconds = time.perf_counter() - start
         _try_writing(client, f"{config.prefix}:{_NAME}:{os.getpid()}")
+        name = Keys(config.prefix).of("schema")
+        schema = client.get(name)
+    found = schema.decode(errors="replace") if isinstance(schema, bytes) else schema
+    if found not in (None, str(SCHEMA_VERSION)):
+        return wrong(
+            f"{name} is {str(found)[:20]!r}, of another version of swift-tiers (this one: {SCHEMA_VERSION}), so that a "
+            "server would not speak there",
+            f"set another bus.prefix, or, once no server of the other version is left, redis-cli DEL {name}",
+        )
     return combined([ok(f"{describe(config)}, can be written"), answer_time(seconds)])
 
 

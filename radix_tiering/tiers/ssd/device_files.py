@@ -132,14 +132,16 @@ def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:
 def check_directories(config: SsdConfig, ranks: int) -> None:
     """Raise ConfigError unless the directories can be used, and new device files fit in them, all of them together."""
     names = config.directories
-    if len({os.path.realpath(name) for name in names}) != len(names):
-        raise ConfigError("ssd.directories: the same directory is named twice; name each once")
     for index, name in enumerate(names):
         field = f"ssd.directories[{index}]"
+        if "\0" in name:
+            raise ConfigError(f"{field}: {name!r} is no path")
         if not os.path.isdir(name):
             raise ConfigError(f"{field}: {name!r} is not a directory; make it, mount its device, or remove it")
         if not os.access(name, os.W_OK | os.X_OK):
             raise ConfigError(f"{field}: {name!r} is not writable for this user; change its owner or mode")
+    if len({os.path.realpath(name) for name in names}) != len(names):
+        raise ConfigError("ssd.directories: the same directory is named twice; name each once")
     _check_room(config, ranks)
 
 
