@@ -59,9 +59,7 @@ class SsdConfig(Section, frozen=True):
     ] = ()
     devices: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Whole block devices or partitions, for a server of one rank: blank, or a stripe set's"
-        ),
+        Meta(description="Whole block devices or partitions, for a server of one rank: blank, or a stripe set's"),
     ] = ()
     size_per_device: Annotated[
         Size | None,
