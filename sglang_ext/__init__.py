@@ -11,7 +11,7 @@ from swift_tiers.radix_tiering.base.door import lazily
 
 if TYPE_CHECKING:
     from .arguments import SwiftServerArgs
-    from .hooks import Hook, HookMismatchError, apply_hooks, check_hook, overrides, scheduler_hooks
+    from .hooks import Hook, HookMismatchError, apply_hooks, check_hook, scheduler_hooks
     from .plugin import load
     from .way import SwiftLinker, SwiftRadixCache
 else:
@@ -26,6 +26,5 @@ __all__ = [
     "apply_hooks",
     "check_hook",
     "load",
-    "overrides",
     "scheduler_hooks",
 ]

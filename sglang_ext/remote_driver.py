@@ -135,7 +135,8 @@ class BackendDriver:
 
 def open_backend(engine: str, options: dict[str, object], slots: np.ndarray) -> BackendDriver:
     """An `OpenDriver`. Raises HookMismatchError where SGLang's interface is another one than expected."""
-    from .hooks import check_hook, storage_overrides
+    from .hooks import check_hook
+    from .overrides import storage_overrides
 
     torch.set_num_threads(1)  # for copies, several of them wait for each other
     for name, value in ENVIRONMENT.items():

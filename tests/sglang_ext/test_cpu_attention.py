@@ -342,7 +342,8 @@ def test_a_pool_of_something_else_is_refused(decode: bool, held: dict[str, int],
 
 
 def test_every_override_is_among_the_checked_reaches_into_sglang() -> None:
-    from swift_tiers.sglang_ext.hooks import check_hook, cpu_overrides
+    from swift_tiers.sglang_ext.hooks import check_hook
+    from swift_tiers.sglang_ext.overrides import cpu_overrides
 
     base = f"{TorchNativeAttnBackend.__module__}.{TorchNativeAttnBackend.__name__}"
     ours = {

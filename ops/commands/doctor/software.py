@@ -214,7 +214,8 @@ def _resolve_platform() -> str:
 
 
 def _hook_targets() -> Finding:
-    from swift_tiers.sglang_ext.hooks import check_hook, overrides, scheduler_hooks
+    from swift_tiers.sglang_ext.hooks import check_hook, scheduler_hooks
+    from swift_tiers.sglang_ext.overrides import overrides
 
     return hook_targets((*scheduler_hooks(), *overrides()), check_hook)
 

@@ -1,0 +1,179 @@
+"""Methods of SGLang's that classes of ours override, call, or take the place of: each with its parameters and why.
+
+Checked like the hooks, at every start and by `swift-tiers doctor`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Override(NamedTuple):
+    """A method of SGLang's that a class of ours overrides, calls, or takes the place of."""
+
+    target: str  # dotted path
+    parameters: tuple[str, ...]  # as they must be
+    reason: str
+
+
+def overrides() -> tuple[Override, ...]:
+    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks; what a forward that is ended
+    early is made of; and, where that is the platform, what the portable CPU platform's attention is made of."""
+    runner, layers = "sglang.srt.model_executor.model_runner.ModelRunner", "compute a chunk layer by layer"
+    adder, reason = "sglang.srt.managers.schedule_policy.PrefillAdder", "cut chunks where pages have arrived"
+    shape = (
+        "self", "req", "total_tokens", "host_hit_length", "swa_host_hit_length", "truncation_align_size",
+        "has_chunked_req",
+    )  # fmt: skip
+    return (
+        Override(f"{adder}.add_chunked_req", ("self", "req"), reason),
+        Override(f"{adder}.budget_state", ("self",), reason),
+        Override(
+            f"{adder}.preempt_to_schedule",
+            ("self", "req"),
+            "take nobody off the device for one that waits for its pages",
+        ),
+        Override(f"{adder}._select_prefill_admission", shape, reason),
+        Override(
+            f"{runner}.forward_split_prefill", ("self", "forward_batch", "reinit_attn_backend", "forward_count"), layers
+        ),
+        Override("sglang.srt.layers.layer_boundary.residual.batch.clear", ("forward_batch",), layers),
+        *storage_overrides(),
+        *swiftkv_overrides(),
+        *(cpu_overrides() if _on_portable_cpu() else ()),
+    )
+
+
+def storage_overrides() -> tuple[Override, ...]:
+    """What the remote tier's driver calls of SGLang's storage backends."""
+    storage, reason = "sglang.srt.mem_cache.hicache_storage", "keep objects in any engine that SGLang has a driver for"
+    backend = f"{storage}.HiCacheStorage"
+    return (
+        Override(
+            "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
+            ("backend_name", "storage_config", "mem_pool_host", "kwargs"),
+            reason,
+        ),
+        Override(f"{backend}.register_mem_pool_host", ("self", "mem_pool_host"), reason),
+        Override(f"{backend}.register_mem_host_pool_v2", ("self", "host_pool", "host_pool_name"), reason),
+        Override(f"{backend}.on_host_pools_registered", ("self",), reason),
+        Override(f"{backend}.batch_exists", ("self", "keys", "extra_info"), reason),
+        Override(f"{backend}.batch_get_v1", ("self", "keys", "host_indices", "extra_info"), reason),
+        Override(f"{backend}.batch_set_v1", ("self", "keys", "host_indices", "extra_info"), reason),
+        Override(f"{backend}.batch_get_v2", ("self", "transfers", "extra_info"), reason),
+        Override(f"{backend}.batch_set_v2", ("self", "transfers", "extra_info"), reason),
+        Override(
+            f"{storage}.HiCacheStorageConfig",
+            (
+                "tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "is_mla_model",
+                "enable_storage_metrics", "is_page_first_layout", "model_name", "tp_lcm_size", "should_split_heads",
+                "dp_rank", "extra_config", "dcp_size", "dcp_rank", "logical_page_size",
+            ),
+            "say of an object that it is whole: no rank, no model name, no halves",
+        ),
+        Override(
+            f"{storage}.PoolTransfer",
+            (
+                "name", "host_indices", "device_indices", "keys", "hit_policy", "nodes_to_load", "indices_from_pool",
+                "block_pages", "group_pages",
+            ),
+            reason,
+        ),
+    )  # fmt: skip
+
+
+def swiftkv_overrides() -> tuple[Override, ...]:
+    """What SwiftKV models are derived from, and what their forward does in SGLang's place."""
+    models, boundary = "sglang.srt.models", "sglang.srt.layers.layer_boundary.residual.batch"
+    attention, pool = "sglang.srt.layers.radix_attention.RadixAttention", "sglang.srt.mem_cache.memory_pool"
+    reason = "let few of a prompt's tokens go on to the later layers"
+    families = ("llama.LlamaForCausalLM", "qwen2.Qwen2ForCausalLM", "qwen3.Qwen3ForCausalLM")
+    forward = ("self", "input_ids", "positions", "forward_batch", "input_embeds", "get_embedding", "pp_proxy_tensors")
+    split = ("self", "input_ids", "positions", "forward_batch", "split_interval", "input_embeds")
+    init = ("self", "config", "quant_config", "prefix")
+    return (
+        *(Override(f"{models}.{family}.__init__", init, reason) for family in families),
+        *(Override(f"{models}.{family}.forward", forward, reason) for family in families),
+        *(Override(f"{models}.{family}.forward_split_prefill", split, reason) for family in families),
+        *(Override(f"{models}.{family}.load_weights", ("self", "weights"), reason) for family in families),
+        Override(
+            f"{attention}.forward",
+            ("self", "q", "k", "v", "forward_batch", "save_kv_cache", "key_value_num_tokens", "kwargs"),
+            reason,
+        ),
+        Override(
+            f"{pool}.MHATokenToKVPool.set_kv_buffer",
+            (
+                "self",
+                "layer",
+                "loc_info",
+                "cache_k",
+                "cache_v",
+                "k_scale",
+                "v_scale",
+                "layer_id_override",
+                "dcp_kv_mask",
+            ),
+            "write the KV of all later layers at once",
+        ),
+        Override(f"{pool}.KVWriteLoc.for_layer", ("forward_batch", "layer", "swa_loc", "full_loc"), reason),
+        Override(f"{boundary}.start", ("forward_batch",), reason),
+        Override(f"{boundary}.fold", ("hidden_states", "forward_batch"), reason),
+        Override(f"{boundary}.set_written", ("hidden_states", "forward_batch"), reason),
+        Override(
+            f"{boundary}.final_norm",
+            ("hidden_states", "forward_batch", "layernorm", "capture", "finalize_norm", "skip_empty", "read_kwargs"),
+            reason,
+        ),
+        Override(
+            "sglang.srt.layers.logits_processor.LogitsProcessor.forward",
+            (
+                "self",
+                "input_ids",
+                "hidden_states",
+                "lm_head",
+                "logits_metadata",
+                "aux_hidden_states",
+                "hidden_states_before_norm",
+            ),
+            "ask a second output matrix for an early exit",
+        ),
+        Override(
+            "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
+            ("self", "input_", "src"),
+            "have all ranks exit early for the same tokens",
+        ),
+    )
+
+
+def cpu_overrides() -> tuple[Override, ...]:
+    """What `CpuAttentionBackend` overrides, and where models are told how to compute with it."""
+    backend = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+    handlers = "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry"
+    reason = "compute attention on a CPU over the new tokens only"
+    forward = ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache")
+    decode = (
+        "self", "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens", "encoder_lens",
+        "scaling", "enable_gqa", "causal", "is_cross_attn", "sliding_window_size",
+    )  # fmt: skip
+    extend = (*decode[:8], "extend_prefix_lens", "extend_seq_lens", *decode[8:])
+    return (
+        Override(f"{backend}.init_forward_metadata", ("self", "forward_batch"), reason),
+        Override(f"{backend}.forward_extend", forward, reason),
+        Override(f"{backend}.forward_decode", forward, reason),
+        Override(f"{backend}._run_sdpa_forward_extend", extend, reason),
+        Override(f"{backend}._run_sdpa_forward_decode", decode, reason),
+        Override(
+            f"{handlers}.register",
+            ("backend_name", "handler_func"),
+            "have latent attention (MLA) read the pool: for a backend that it does not know, SGLang takes Triton's way",
+        ),
+    )
+
+
+def _on_portable_cpu() -> bool:
+    from sglang.srt.platforms import current_platform
+
+    from .platform.cpu_platform import PortableCpuPlatform
+
+    return isinstance(current_platform, PortableCpuPlatform)
