@@ -38,10 +38,127 @@ def overrides() -> tuple[Override, ...]:
             f"{runner}.forward_split_prefill", ("self", "forward_batch", "reinit_attn_backend", "forward_count"), layers
         ),
         Override("sglang.srt.layers.layer_boundary.residual.batch.clear", ("forward_batch",), layers),
+        *tree_overrides(),
+        *linker_overrides(),
+        *allocator_overrides(),
         *storage_overrides(),
         *swiftkv_overrides(),
         *(cpu_overrides() if _on_portable_cpu() else ()),
     )
+
+
+def tree_overrides() -> tuple[Override, ...]:
+    """What `SwiftRadixCache` and `KeepingRadixCache` override, and what they and the hooks call beside that."""
+    tree, reason = (
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache",
+        "tell what a donor keeps of all that is",
+    )
+    waits, ends = "let requests wait for their pages without blocking others", "keep nothing for a request that is over"
+    session = "sglang.srt.session.streaming_session.StreamingSession"
+    request = "sglang.srt.managers.schedule_batch.Req"
+    return (
+        Override(f"{tree}.__init__", ("self", "params"), "count what the device evicts from the first on"),
+        Override(f"{tree}.init_cache_linker", ("self", "cache_linker"), "drive the linker by a wrapper of ours"),
+        Override(f"{tree}.check_hicache_events", ("self",), waits),
+        Override(
+            f"{tree}.prefetch_from_storage",
+            (
+                "self", "request", "last_host_node_id", "new_input_tokens", "last_hash", "prefix_keys",
+                "matched_prefix_tokens", "extra_key", "cache_salt", "storage_hit_end",
+            ),
+            waits,
+        ),
+        Override(f"{tree}.check_prefetch_progress", ("self", "request"), waits),
+        Override(f"{tree}.pop_prefetch_loaded_span", ("self", "request"), "count what came from storage"),
+        Override(f"{tree}.checkpoint", ("self", "req", "up_to", "kwargs"), ends),
+        Override(f"{tree}.on_release", ("self", "req", "checkpointed"), ends),
+        Override(f"{tree}.claim_kv_row", ("self", "req"), ends),
+        Override(f"{tree}.release_aborted_request", ("self", "request"), ends),
+        Override(
+            "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.finish", ("self", "handle", "outcome"), ends
+        ),
+        Override(f"{tree}.clear_storage_backend", ("self",), "empty our tiers where SGLang empties its own"),
+        Override(f"{tree}.reset", ("self",), "look anew for what waiting requests had found"),
+        Override(f"{tree}._match_tree", ("self", "params"), reason),
+        Override(f"{tree}.touch_prefix", ("self", "key"), reason),
+        Override(f"{tree}.insert", ("self", "params"), reason),
+        Override(f"{tree}.inc_lock_ref", ("self", "node_id", "skip_lock_components"), reason),
+        Override(f"{tree}.dec_lock_ref", ("self", "node_id", "params", "skip_swa"), reason),
+        Override(f"{tree}._evict_device_leaf", ("self", "node_id", "tracker"), reason),
+        Override(f"{tree}.get_prefix_hash_values", ("self", "node_id"), "name the pages before a node"),
+        Override(f"{tree}.path_device_indices", ("self", "node"), "offer again what the tiers have lost"),
+        Override(f"{session}.will_lend_record", ("self", "req"), "leave turns of streaming sessions alone"),
+        Override(f"{session}.borrowed_slot", ("self", "req"), "give none of a session's KV to another adapter's name"),
+        Override(f"{request}._compute_max_prefix_len", ("self", "input_len"), "leave a token to be computed"),
+    )  # fmt: skip
+
+
+def linker_overrides() -> tuple[Override, ...]:
+    """What `SwiftLinkerWrapper`, `SwiftLinker` and `WatchedLoadCounter` override."""
+    linker = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
+    wrapper, ours = f"{linker}.UnifiedCacheLinkerWrapper", f"{linker}.UnifiedCacheLinker"
+    reason, interface = "keep one object for each request", "be the linker"
+    counter, dies = f"{linker}.LayerWiseLoadCounter", "end a forward's wait where the loading thread has died"
+    return (
+        Override(f"{wrapper}.__init__", ("self", "cache", "cache_linker"), reason),
+        Override(f"{wrapper}.match", ("self", "key", "req", "result"), reason),
+        Override(f"{wrapper}.load_back", ("self", "req"), reason),
+        Override(f"{wrapper}.release_request", ("self", "rid"), reason),
+        Override(
+            f"{wrapper}._tail_hashes",
+            ("self", "key", "result", "device_hit_len"),
+            "compute the hashes of a prompt once",
+        ),
+        Override(
+            f"{wrapper}._sync_restorable_prefix",
+            ("self", "restorable", "num_pages", "device_hit_pages"),
+            "agree with one number: tiers restore any length up to their longest",
+        ),
+        Override(
+            f"{wrapper}._offload_node", ("self", "node_id", "transfers"), "tell the linker which page comes before"
+        ),
+        Override(f"{ours}.lookup", ("self", "rid", "transfers"), interface),
+        Override(f"{ours}.load", ("self", "rid", "transfers"), interface),
+        Override(f"{ours}.cancel_queued_load", ("self", "rid"), interface),
+        Override(f"{ours}.start_layer_wise_loading", ("self",), interface),
+        Override(f"{ours}.finish_layer_wise_loading", ("self", "counter_index"), interface),
+        Override(f"{ours}.offload", ("self", "transfers", "session_id"), interface),
+        Override(f"{ours}.num_completed_offloads", ("self",), interface),
+        Override(f"{ours}.pop_completed_offload", ("self",), interface),
+        Override(f"{ours}.reset", ("self",), interface),
+        Override(f"{ours}.close", ("self",), interface),
+        Override(f"{counter}.update_producer", ("self",), dies),
+        Override(f"{counter}.complete", ("self", "index", "layer"), dies),
+        Override(f"{counter}.fail", ("self", "index", "error"), dies),
+        Override(f"{counter}.wait_until", ("self", "threshold"), dies),
+        Override(f"{counter}.finish", ("self", "index"), dies),
+        Override(f"{counter}.reset", ("self",), dies),
+    )
+
+
+def allocator_overrides() -> tuple[Override, ...]:
+    """What the allocators and the pool of a server that lends override."""
+    allocator, pool = "sglang.srt.mem_cache.allocator", "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
+    base, paged = f"{allocator}.base.BaseTokenToKVPoolAllocator", f"{allocator}.paged.PagedTokenToKVPoolAllocator"
+    reason, memory = "lend pages that nobody uses", "have the pool in memory that others may map"
+    return (
+        Override(f"{base}.__init__", ("self", "size", "page_size", "dtype", "device", "kvcache", "need_sort"), reason),
+        Override(f"{base}.available_size", ("self",), reason),
+        Override(f"{base}.get_all_free_pages", ("self",), reason),
+        Override(f"{base}.alloc", ("self", "need_size"), reason),
+        Override(f"{base}.clear", ("self",), reason),
+        Override(
+            f"{paged}.alloc_extend",
+            (
+                "self", "prefix_lens", "prefix_lens_cpu", "seq_lens", "seq_lens_cpu", "last_loc", "extend_num_tokens",
+                "num_new_pages",
+            ),
+            reason,
+        ),
+        Override(f"{paged}.alloc_decode", ("self", "seq_lens", "seq_lens_cpu", "last_loc"), reason),
+        Override(f"{pool}._create_buffers", ("self",), memory),
+        Override(f"{pool}._create_buffers_normal", ("self",), memory),
+    )  # fmt: skip
 
 
 def storage_overrides() -> tuple[Override, ...]:
