@@ -100,7 +100,7 @@ FOUND = [
     Defect("commands that nobody is told of", IoThread, "post", "self._wake.notify_all()", "pass"),
     Defect("a write that is done counts as one under way", IoThread, "_end_all",
            "self._write_over(transfer)", "pass"),
-    Defect("a write that failed is reported as done", IoThread, "_end", "if transfer.failed:", "if False:", seed=156),
+    Defect("a write that failed is reported as done", IoThread, "_end", "if transfer.failed:", "if False:", seed=105),
     Defect("the slots of a failed write are not free", IoThread, "_end",
            "self._allocator.give_back_taken(transfer.placement)", "pass"),
     Defect("a read that failed is reported as done", IoThread, "_failed",
