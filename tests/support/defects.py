@@ -112,7 +112,7 @@ FOUND = [
     Defect("the place of a page that was not written is kept", SsdTier, "_written",
            "self.places.free(write.place)", "pass"),
     Defect("slots of ssd are not given back", StripeSet, "release", "self._allocator.give_back(placement)", "pass"),
-    Defect("damaged memory is written to ssd", IoThread, "_queue", "write.failure = DAMAGED", "pass", seed=1290),
+    Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=1290),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
            "self._io.post(self._table_writer.run)\n    return change.wait()", "return True"),
 ]  # fmt: skip

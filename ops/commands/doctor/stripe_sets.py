@@ -14,7 +14,13 @@ from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import check_owner
-from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Defect, Superblock, decode_superblock
+from swift_tiers.radix_tiering.tiers.ssd.layout import (
+    SUPERBLOCK_OFFSETS,
+    Defect,
+    Superblock,
+    decode_superblock,
+    forgotten_members,
+)
 from swift_tiers.radix_tiering.tiers.ssd.members import EMPTY
 
 from ..fsck import PATTERN
@@ -93,8 +99,7 @@ def _state_of_set(contents: Sequence[Content], superblocks: Sequence[Superblock]
     if not superblocks:
         return ok(f"{len(contents)} device(s), still empty")
     text = f"stripe set {superblocks[0].set_id.hex()[:8]}, {len(superblocks)} device(s)"
-    forgotten = set().union(*(one.forgotten for one in superblocks)) - {one.device_index for one in superblocks}
-    missing = max(one.device_count for one in superblocks) - len(forgotten) - len(superblocks)
+    missing = max(one.device_count for one in superblocks) - len(forgotten_members(superblocks)) - len(superblocks)
     if missing > 0:
         return note(
             f"{text}, {missing} more not here: pages that had a part there are misses",

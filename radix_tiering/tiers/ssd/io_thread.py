@@ -310,10 +310,7 @@ class IoThread:
                     self._wake.wait(LATE_INTERVAL)
                     break
                 self._wake.wait(min(rest, CHECK_INTERVAL))
-        with self._ending(admitted, begun=True):
-            if requests:
-                self._submit(requests)
-        self._prepare(admitted)
+        self._begin(requests, admitted)
         self._call_back()
         if command is not None:
             command.run()
@@ -338,10 +335,7 @@ class IoThread:
         with self._wake:
             requests = self._collect()
             admitted = self._admit()
-        with self._ending(admitted, begun=True):
-            if requests:
-                self._submit(requests)
-        self._prepare(admitted)
+        self._begin(requests, admitted)
         if self._verified():
             self._settle_verified()
         self._call_back()
@@ -403,14 +397,17 @@ class IoThread:
             self._writes_active -= 1
             self._units_active -= len(transfer.placement)
 
+    def _begin(self, requests: RequestArrays | None, admitted: Sequence[PageWrite]) -> None:
+        """Submit units, and prepare the writes that were admitted."""
+        with self._ending(admitted, begun=True):
+            if requests:
+                self._submit(requests)
+            self._prepare(admitted)
+
     def _prepare(self, writes: Sequence[PageWrite]) -> None:
         """Compute the checksums of writes, then queue their units."""
         if not writes:
             return
-        with self._ending(writes, begun=True):
-            self._queue(writes)
-
-    def _queue(self, writes: Sequence[PageWrite]) -> None:
         self.units.digest(writes)
         ready = []
         with self._wake:

@@ -6,7 +6,7 @@ All integers are little-endian. Every checksum is xxh3-128 (`page_digest`) in it
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -224,6 +224,12 @@ class Superblock(NamedTuple):
             sum(1 << index for index in self.forgotten).to_bytes(MAX_FORGOTTEN // 8, "little"),
         )
         return seal(body)
+
+
+def forgotten_members(superblocks: Collection[Superblock]) -> frozenset[int]:
+    """Members of a set that these no longer look for, by index. One that is among them is a member as before."""
+    here = {superblock.device_index for superblock in superblocks}
+    return frozenset[int]().union(*(superblock.forgotten for superblock in superblocks)) - here
 
 
 class Defect(NamedTuple):

@@ -32,6 +32,7 @@ from .layout import (
     TABLE_OFFSETS,
     Defect,
     Superblock,
+    forgotten_members,
 )
 from .layout import decode_superblock as decode
 from .namespaces import NamespaceTable
@@ -175,8 +176,7 @@ def find_members(array: DeviceArray, patience: Patience) -> Members:
             )
         seen[superblock.device_index] = device
     count = max(superblock.device_count for _, superblock in superblocks)
-    # One that is back is a member as before.
-    forgotten = frozenset[int]().union(*(superblock.forgotten for _, superblock in superblocks)) - seen.keys()
+    forgotten = forgotten_members([superblock for _, superblock in superblocks])
     return Members(probes, first.set_id, first.geometry.unit_bytes, count, forgotten)
 
 

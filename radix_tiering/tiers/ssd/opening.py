@@ -41,7 +41,7 @@ class Opened(NamedTuple):
     set_id: bytes
     unit_bytes: int
     device_count: int  # members of the set, those that are not here included
-    forgotten: int  # those of them that are not looked for any more
+    forgotten: frozenset[int]  # those of them that are not looked for any more, by index in the set
     devices: list[DeviceState]  # by position in the array
     allocator: SlotAllocator
     table: NamespaceTable
@@ -123,7 +123,7 @@ def not_opened(members: Members) -> Opened:
         members.set_id,
         members.unit_bytes,
         members.device_count,
-        len(members.forgotten),
+        members.forgotten,
         devices,
         SlotAllocator([None] * len(devices)),
         NamespaceTable(),
@@ -189,7 +189,7 @@ def open_set(
         members.set_id,
         members.unit_bytes,
         max([members.device_count, *_counts(superblocks)]),
-        len(members.forgotten),
+        members.forgotten,
         devices,
         allocator,
         table,

@@ -491,8 +491,7 @@ class StripeSet:
             table, generation = self._table.encode(), self._next_generation
         number, index = len(self._devices), self._device_count
         self._io.array.append(device)
-        forgotten = frozenset[int]().union(*(one.forgotten for one in self._superblocks.values()))
-        first = Superblock(self.set_id, 1, index, index + 1, geometry, generation, forgotten=forgotten)
+        first = Superblock(self.set_id, 1, index, index + 1, geometry, generation, forgotten=self._forgotten)
         joined = join(
             self._io.array,
             number,
@@ -517,7 +516,7 @@ class StripeSet:
         return number
 
     def _count_missing(self) -> int:
-        return self._device_count - self._forgotten - len(self._superblocks)
+        return self._device_count - len(self._forgotten) - len(self._superblocks)
 
     def drain(self, device: int) -> None:
         """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
