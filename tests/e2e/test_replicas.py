@@ -14,7 +14,17 @@ from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.command_line import run_command
 from support.scrapes import scrape
-from support.servers import START_SECONDS, Server, Site, call, generate, prompt, shared_store, wait_written
+from support.servers import (
+    START_SECONDS,
+    Server,
+    Site,
+    call,
+    generate,
+    prompt,
+    shared_store,
+    wait_memory_empty,
+    wait_written,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
@@ -113,7 +123,7 @@ def test_flush_cache_empties_the_memory_of_both(server: Server, answers: list[li
         ask(server, replica, answers)
     assert all(state["tiers"]["host"]["pages"] for state in server.states())
     call(server, "/flush_cache", {})
-    assert [state["tiers"]["host"]["pages"] for state in server.states()] == [0, 0]
+    wait_memory_empty(server)
     for replica in (0, 1):
         assert set(ask(server, replica, answers)) == {IN_PAGES}, "it is on ssd"
 

@@ -91,6 +91,7 @@ def an_order_is_carried_out_and_told(s):
     s.generate(question)
     s.settle()
     assert s.scheduler.flush_cache()
+    assert s.linker.stack.errands.wait_idle(60)
     assert s.linker.stack.snapshot().tiers["ssd"].pages == 0, "flush_cache empties every tier from now on"
     orders.submit(order("two", type="set_policy", field="flush_cache", value="host"))
     orders.submit(order("three", type="drop", page="00" * 32))

@@ -80,6 +80,14 @@ def wait_written(server: Server) -> None:
         time.sleep(0.05)
 
 
+def wait_memory_empty(server: Server) -> None:
+    """After a flush: what nobody finds any more is given back in steps, beside the scheduler."""
+    limit = time.monotonic() + 120
+    while any(state["tiers"]["host"]["pages"] for state in server.states()):
+        assert time.monotonic() < limit, "a flush leaves pages in host memory"
+        time.sleep(0.05)
+
+
 def shared_store(engine: str, options: dict[str, Any]) -> dict[str, Any]:
     """The section `remote` of servers that share a store: all is sent there, and it is asked for with patience."""
     return {"engine": engine, "options": options, "admission": "always", "memory": "64MiB", "lookup_deadline": "1s"}
