@@ -51,9 +51,10 @@ USES_AT, DOUBLINGS, MOST_USES = 5, 31, (1 << 26) - 1
 
 #: Of `FLAGS`:
 USED, DROPPED, KEEP, RECOVERED, IS_HELD, PENDING, LANDED, UNHASHED = 1, 2, 4, 8, 16, 32, 64, 128
-KIND = 8  # from this bit on: as what the page is counted, see `kind_of`
-_NO_KIND = (1 << KIND) - 1
-#: Of `TIERS`, for each tier: its copy is on the way, or whole; an entry of the heap is its own; it has lost its copy,
+KIND, KINDS = 8, 255  # from this bit on, eight: as what the page is counted, see `kind_of`
+#: From this bit on, two for each tier: how often it was entered in the heap, by which its last entry is known.
+ENTERED, ENTERED_BITS = 16, 2
+#: Of `TIERS`, for each tier: its copy is on the way, or whole; the heap has it; it has lost its copy,
 #: and pages behind it have not.
 BEGUN, WHOLE, QUEUED, GAP = 1, 2, 4, 8
 BITS = 4
@@ -76,6 +77,7 @@ TIER_BLOCK, BLOCK = 16, 16
 WHOLE_PAGES, WHOLE_BYTES, COMING_BYTES, HEAP, IN_HEAP, BY_USES, REUSED, DOUBLED = range(8)
 #: The word of a row that says how many children have a whole copy there; 0: the tier is not durable.
 BEHIND = 8
+SWEPT = 9  # up to here the heap was last looked through for entries that count no more
 #: Pages by what they are counted as.
 COUNTS = TIER_BLOCK + BLOCK * MOST_TIERS + 16
 #: Pages by depth.
@@ -90,12 +92,17 @@ NOTE_ROOM = 1 << 15
 #: Pages handled in one call: what they note has room.
 BATCH = 1024
 
+#: Entries of a heap that one that comes has looked at, where many count no more.
+_SWEPT_AT_ONCE = 4
+
 #: In the rank of a page in host memory: no near tier has it.
 _ALONE = 1 << 30
 #: Odd numbers, by which the words of a key are multiplied: any bits of it may be all that tells keys apart.
 _MIX, _MIX_0, _MIX_1 = 0x1E3779B97F4A7C15, 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 _MIX_2, _MIX_3 = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D
 _LOW = 0x7FFFFFFF
+#: Generations that the entries of a heap tell apart.
+TIMES = (1 << 29) - 1
 
 #: The types of the arrays that every kernel takes: `words`, the same memory as 64-bit words, the hash table, a heap for
 #: each tier, what is counted, notes.
@@ -189,6 +196,13 @@ def _hash_out(words, longs, table, r):
 def _handle(words, r):
     """A row with its generation, in one number."""
     return np.int64(words[r, GENERATION]) << 32 | np.int64(r)
+
+
+@_part
+def _entry_of(words, r, tier):
+    """The last entry of a page in the heap of a tier, in one number: its row, of which time it is, its generation."""
+    time = np.int64(words[r, FLAGS] >> ENTERED + ENTERED_BITS * tier & 3)
+    return (np.int64(words[r, GENERATION]) & TIMES) << 34 | time << 32 | np.int64(r)
 
 
 # ---- what a page has ----
@@ -295,13 +309,45 @@ def _sink(heap, length, at, high, low, entry):
 
 
 @_part
+def _rise(heap, at, high, low, entry):
+    while at > 0:
+        up = (at - 1) >> 1
+        if heap[up, 0] < high or (heap[up, 0] == high and heap[up, 1] <= low):
+            break
+        heap[at, 0], heap[at, 1], heap[at, 2] = heap[up, 0], heap[up, 1], heap[up, 2]
+        at = up
+    heap[at, 0], heap[at, 1], heap[at, 2] = high, low, entry
+    return at
+
+
+@_part
+def _counts(words, entry, tier):
+    """Whether an entry is the one of a page that may leave, or might have once. Where a page was entered four times
+    since, one that is not may be taken for it, which costs a look."""
+    r = entry & 0xFFFFFFFF
+    return _of(words, r, tier) & QUEUED != 0 and _entry_of(words, r, tier) == entry
+
+
+@_part
+def _remove(heaps, meta, tier, at):
+    """An entry leaves the heap, wherever it is."""
+    heap, block = heaps[tier], TIER_BLOCK + BLOCK * tier
+    meta[block + HEAP] -= 1
+    last = meta[block + HEAP]
+    if at < last:
+        high, low, entry = heap[last, 0], heap[last, 1], heap[last, 2]
+        if _rise(heap, at, high, low, entry) == at:
+            _sink(heap, last, at, high, low, entry)
+
+
+@_part
 def _compact(words, longs, heaps, meta, tier):
-    """Leave one entry, with its rank of now, for each page that may leave."""
+    """Leave one entry, with its rank of now, for each page that may leave. Takes as long as there are entries."""
     heap, block, kept = heaps[tier], TIER_BLOCK + BLOCK * tier, 0
     for at in range(meta[block + HEAP]):
         entry = heap[at, 2]
-        r = entry & 0xFFFFFFFF
-        if words[r, GENERATION] == entry >> 32 and _of(words, r, tier) & QUEUED:
+        if _counts(words, entry, tier):
+            r = entry & 0xFFFFFFFF
             _clear(words, r, tier, QUEUED)
             if _may_leave(words, meta, r, tier):
                 heap[kept, 2] = entry
@@ -316,21 +362,35 @@ def _compact(words, longs, heaps, meta, tier):
 
 
 @_part
+def _sweep(words, heaps, meta, tier):
+    """Look at a few entries more, and take out those that count no more: they cost room, and no push looks at many."""
+    block = TIER_BLOCK + BLOCK * tier
+    for _ in range(_SWEPT_AT_ONCE):
+        at = meta[block + SWEPT]
+        if at >= meta[block + HEAP]:
+            at = 0
+        if _counts(words, heaps[tier, at, 2], tier):
+            at += 1
+        else:
+            _remove(heaps, meta, tier, at)
+        meta[block + SWEPT] = at
+
+
+@_part
 def _push(words, longs, heaps, meta, r, tier):
     block = TIER_BLOCK + BLOCK * tier
-    length = meta[block + HEAP]
-    if length == heaps.shape[1] or length > 64 + 4 * meta[block + IN_HEAP]:
-        _compact(words, longs, heaps, meta, tier)
-    heap, at = heaps[tier], meta[block + HEAP]
+    queued = meta[block + IN_HEAP]
+    if meta[block + HEAP] > 64 + queued + (queued >> 2):
+        _sweep(words, heaps, meta, tier)
+        if meta[block + HEAP] == heaps.shape[1]:  # there is room for half as many again as there are pages
+            _compact(words, longs, heaps, meta, tier)
+    shift = ENTERED + ENTERED_BITS * tier
+    time = (words[r, FLAGS] >> shift) + 1 & 3
+    words[r, FLAGS] = words[r, FLAGS] & ~(3 << shift) | time << shift
+    at = meta[block + HEAP]
     meta[block + HEAP] += 1
     high, low = _rank(words, longs, meta, r, tier)
-    while at > 0:
-        up = (at - 1) >> 1
-        if heap[up, 0] < high or (heap[up, 0] == high and heap[up, 1] <= low):
-            break
-        heap[at, 0], heap[at, 1], heap[at, 2] = heap[up, 0], heap[up, 1], heap[up, 2]
-        at = up
-    heap[at, 0], heap[at, 1], heap[at, 2] = high, low, _handle(words, r)
+    _rise(heaps[tier], at, high, low, _entry_of(words, r, tier))
     if not _of(words, r, tier) & QUEUED:
         _set(words, r, tier, QUEUED)
         meta[block + IN_HEAP] += 1
@@ -359,7 +419,7 @@ def _peek(words, longs, heaps, meta, tier):
     while meta[block + HEAP] > 0:
         entry = heap[0, 2]
         r = entry & 0xFFFFFFFF
-        alive = words[r, GENERATION] == entry >> 32 and _of(words, r, tier) & QUEUED != 0
+        alive = _counts(words, entry, tier)
         if alive and _may_leave(words, meta, r, tier):
             high, low = _rank(words, longs, meta, r, tier)
             if high < heap[0, 0] or (high == heap[0, 0] and low <= heap[0, 1]):
@@ -368,9 +428,7 @@ def _peek(words, longs, heaps, meta, tier):
         else:
             if alive:
                 _take_out(words, meta, r, tier)
-            meta[block + HEAP] -= 1
-            last = meta[block + HEAP]
-            _sink(heap, last, 0, heap[last, 0], heap[last, 1], heap[last, 2])
+            _remove(heaps, meta, tier, 0)
     return np.int64(-1)
 
 
@@ -400,11 +458,11 @@ def kind_of(words, meta, r):
 def _changed(words, meta, r):
     """It has gained or lost a whole copy or its last pin."""
     meta[CHANGES] += 1
-    kind, before = kind_of(words, meta, r), words[r, FLAGS] >> KIND
+    kind, before = kind_of(words, meta, r), words[r, FLAGS] >> KIND & KINDS
     if kind != before and not words[r, FLAGS] & DROPPED:
         meta[COUNTS + before] -= 1
         meta[COUNTS + kind] += 1
-        words[r, FLAGS] = (words[r, FLAGS] & _NO_KIND) | kind << KIND
+        words[r, FLAGS] = (words[r, FLAGS] & ~(KINDS << KIND)) | kind << KIND
 
 
 @_part
@@ -577,7 +635,7 @@ def _drop_one(words, longs, table, heaps, meta, notes, r):
     if not words[r, FLAGS] & UNHASHED:
         _hash_out(words, longs, table, r)
     meta[CHANGES] += 1
-    meta[COUNTS + (words[r, FLAGS] >> KIND)] -= 1
+    meta[COUNTS + (words[r, FLAGS] >> KIND & KINDS)] -= 1
     meta[PAGES] -= 1
     words[space, ROOT_PAGES] -= 1
     meta[FIRST] -= words[parent, DEPTH] == 0
@@ -1000,7 +1058,7 @@ def leave(words, longs, table, heaps, meta, notes, root, start, steps, out):
 @_entry("int64", "int64, int64, int64[::1]")
 def coldest(words, longs, table, heaps, meta, notes, tier, count, out):
     """Up to `count` pages in the order in which they would leave, as handles; they stay. How many."""
-    heap, block, found = heaps[tier], TIER_BLOCK + BLOCK * tier, 0
+    found = 0
     while found < count:
         r = _peek(words, longs, heaps, meta, tier)
         if r < 0:
@@ -1008,9 +1066,7 @@ def coldest(words, longs, table, heaps, meta, notes, tier, count, out):
         out[found] = _handle(words, r)
         found += 1
         _take_out(words, meta, r, tier)
-        meta[block + HEAP] -= 1
-        last = meta[block + HEAP]
-        _sink(heap, last, 0, heap[last, 0], heap[last, 1], heap[last, 2])
+        _remove(heaps, meta, tier, 0)
     for at in range(found):
         _push(words, longs, heaps, meta, out[at] & 0xFFFFFFFF, tier)
     return found

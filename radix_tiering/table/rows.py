@@ -23,6 +23,8 @@ from .kernels import (
     DEPTH,
     DOUBLED,
     DROPPED,
+    ENTERED,
+    ENTERED_BITS,
     FLAGS,
     FREE,
     FREE_ROWS,
@@ -36,11 +38,13 @@ from .kernels import (
     NOTES,
     PARENT,
     PLACES,
+    QUEUED,
     REUSED,
     SPACE,
     TIER_BLOCK,
     TIER_COUNT,
     TIERS,
+    TIMES,
     USED,
     WHOLE,
     WHOLE_BYTES,
@@ -50,6 +54,8 @@ from .tier_copies import HOST
 
 #: Rows of the smallest table.
 LEAST_ROWS = 256
+#: Entries of a heap beyond half as many again as there are rows: those of before a sweep.
+HEAP_ROOM = 128
 #: Of the buckets of the hash table so many are used at most.
 LOAD = 0.8
 _KEY = struct.Struct("<4q")
@@ -85,7 +91,7 @@ class PageRows:
     def _allocate(self, count: int) -> None:
         """Room for so many rows; what there is comes along."""
         longs = np.zeros((count, -(-self._width // 2)), np.int64)
-        heaps = np.empty((self.tiers, count + 1, 3), np.int64)
+        heaps = np.empty((self.tiers, count + count // 2 + HEAP_ROOM, 3), np.int64)
         table = np.zeros(int(count / LOAD) + 1, np.int64)
         high = int(self.meta[HIGH])
         if high:
@@ -152,10 +158,16 @@ class PageRows:
         found: np.ndarray = self.words[rows, self.count[TIER_BLOCK + BLOCK * tier + BEHIND]]
         return found
 
-    def entries(self, tier: int) -> list[tuple[int, int]]:
-        """Rows and generations of those that may leave it, or might have once."""
-        handles = self.heaps[tier, : self.count[TIER_BLOCK + BLOCK * tier + HEAP], 2].tolist()
-        return [split(handle) for handle in handles]
+    def heap(self, tier: int) -> tuple[np.ndarray, np.ndarray]:
+        """The heap of those that may leave it, or might have once: ranks, int64 [entries, 2], and whose entries they
+        are by now, rows, int64 [entries]; -1: nobody's."""
+        heap = self.heaps[tier, : self.count[TIER_BLOCK + BLOCK * tier + HEAP]]
+        rows = heap[:, 2] & 0xFFFFFFFF
+        words = self.words[rows].astype(np.int64)
+        time = words[:, FLAGS] >> ENTERED + ENTERED_BITS * tier & 3
+        last = (words[:, GENERATION] & TIMES) << 34 | time << 32 | rows
+        queued = words[:, TIERS] >> BITS * tier & QUEUED != 0
+        return heap[:, :2], np.where(queued & (heap[:, 2] == last), rows, -1)
 
     # ---- namespaces, and all pages ----
 

@@ -17,7 +17,6 @@ from .kernels import (
     FREE,
     FREE_ROWS,
     GAP,
-    GENERATION,
     HELD,
     HIGH,
     IS_HELD,
@@ -25,6 +24,7 @@ from .kernels import (
     KEPT,
     KEPT_PAGES,
     KIND,
+    KINDS,
     NEXT,
     PARENT,
     PINS,
@@ -101,7 +101,7 @@ def _check_counts(table: PageTable, rows: PageRows, held: np.ndarray) -> None:
         kinds |= rows.whole(held, tier).astype(np.int64) << tier
     pinned = (words[held, PINS] > 0) | (words[held, KEPT] > 0) | (words[held, FLAGS] & KEEP != 0)
     kinds |= pinned.astype(np.int64) << rows.tiers
-    assert (words[held, FLAGS] >> KIND == kinds).all()
+    assert (words[held, FLAGS] >> KIND & KINDS == kinds).all()
     counts = rows.meta[COUNTS : COUNTS + (2 << rows.tiers)]
     assert (np.bincount(kinds, minlength=len(counts)) == counts).all()
     found = directory.snapshot(rows, 0)
@@ -148,8 +148,10 @@ def _check_tier(table: PageTable, copies: TierCopies, held: np.ndarray) -> None:
 def _check_queue(rows: PageRows, number: int, held: np.ndarray, *, durable: bool) -> None:
     """Every page that may leave has an entry, whose rank is no higher than the page's."""
     words = rows.words
-    entries = rows.entries(number)
-    alive = {row for row, generation in entries if words[row, GENERATION] == generation}
+    ranks, whose = rows.heap(number)
+    pairs = ranks.tolist()
+    assert all(pairs[(at - 1) >> 1] <= pairs[at] for at in range(1, len(pairs))), "the heap is none"
+    alive = set(whose[whose >= 0].tolist())
     queued = set(held[words[held, TIERS] >> (BITS * number) & QUEUED != 0].tolist())
     assert queued <= alive, "marked as one that may leave, and no entry says so"
     free = (words[held, PINS] == 0) & (words[held, KEPT] == 0) & (words[held, FLAGS] & KEEP == 0)

@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.table.held_page import Page
-from swift_tiers.radix_tiering.table.kernels import GENERATION, MOST_TIERS
+from swift_tiers.radix_tiering.table.kernels import BLOCK, GENERATION, HEAP, MOST_TIERS, TIER_BLOCK
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import (
     LEAST_FREQUENTLY_USED,
@@ -338,6 +338,47 @@ def test_rows_that_are_free_are_taken_before_the_table_grows() -> None:
         table.clean_up()
         rig.check()
     assert len(table.book.rows.words) == rows
+
+
+def entries(table: PageTable, tier: int) -> int:
+    return int(table.book.rows.count[TIER_BLOCK + BLOCK * tier + HEAP])
+
+
+def comes_in(table: PageTable, name: str) -> Page:
+    (page,) = table.take_in(None, chain(name), LENGTH, table.tick())
+    table.end(page, HOST, whole=True)
+    return page
+
+
+def test_no_page_that_comes_in_pays_for_many_that_have_left() -> None:
+    """Entries of a heap that count no more go a few at a time, and all of them go."""
+    rig = Rig(1500, LEAST_RECENTLY_USED)
+    table = rig.table
+    for page in [comes_in(table, f"first {number}") for number in range(1000)]:
+        table.drop(page)
+    before = entries(table, HOST)
+    assert before > 900
+    for number in range(500):
+        comes_in(table, f"second {number}")
+        assert before - 4 <= (now := entries(table, HOST)) <= before + 1
+        before = now
+    assert before < 64 + 500 * 5 // 4 + 2
+    rig.check()
+
+
+def test_a_page_that_is_entered_again_and_again_has_one_entry() -> None:
+    """Written to a near tier and gone from there, it may leave sooner, and later again."""
+    rig = Rig(300, LEAST_RECENTLY_USED)
+    table, peer = rig.table, rig.tiers[PEER - 1]
+    pages = [comes_in(table, f"page {number}") for number in range(300)]
+    for turn in range(40):
+        for page in pages:
+            table.begin(page, PEER, peer.take(), b"d" * 16)
+            assert table.end(page, PEER, whole=True)
+            table.lose(page, PEER)
+        assert entries(table, HOST) < 2 * len(pages), turn
+    rig.check()
+    assert table.coldest_unsaved(len(pages)) == pages
 
 
 def test_a_row_may_be_given_out_again_for_ever() -> None:
