@@ -24,8 +24,17 @@ class Event(msgspec.Struct, frozen=True):
 class EventLog:
     """The newest events, capped. Any thread may emit and read."""
 
-    def __init__(self, clock: Callable[[], float], capacity: int = 4096, runner: Runner = THREADS) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        capacity: int = 4096,
+        runner: Runner = THREADS,
+        hear: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        """`hear` is called with each event by whoever emits it, often with locks held: it must be short, and not
+        raise."""
         self._clock = clock
+        self._hear = hear
         self._events: deque[Event] = deque(maxlen=capacity)
         self._lock = runner.lock()
         self._sequence = 0
@@ -33,7 +42,9 @@ class EventLog:
     def emit(self, kind: str, **fields: Any) -> None:
         with self._lock:
             self._sequence += 1
-            self._events.append(Event(self._sequence, self._clock(), kind, fields))
+            event = Event(self._sequence, self._clock(), kind, fields)
+            self._events.append(event)
+        self._hear(event)
 
     def since(self, sequence: int = 0, most: int | None = None) -> list[Event]:
         """Events after `sequence` that are still kept, the oldest first; not more than the oldest `most` of them."""

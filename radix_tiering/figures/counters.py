@@ -179,7 +179,7 @@ class StripeFigures(Figures, Generic[Gap]):
 
     unit_bytes: int | Gap = fact("of a stripe unit")
     devices: int | Gap = gauge("in the set and found, out of service or not", series=NO_SERIES)
-    missing: int | Gap = gauge("members that were not found on opening", series=NO_SERIES)
+    missing: int | Gap = gauge("members that were not found on opening", series=Series("stripe_missing_devices"))
     capacity_units: int | Gap = gauge("of the devices that take new pages", series=NO_SERIES)
     free_units: int | Gap = gauge("that can be written now", series=NO_SERIES)
     queued: int | Gap = gauge("transfers accepted and not yet answered", series=NO_SERIES)
@@ -231,6 +231,7 @@ class DeviceSnapshot(DeviceFigures[Never], DeviceCounts[Never]):
     """One device at one moment."""
 
     in_service: bool = gauge("1 while it serves the pages that it has: in service or draining")
+    takes_pages: bool = gauge("1 while new pages go there: in service, and neither drained nor full")
     latency: LatencySnapshot = histogram("requests, reads and writes", Series("device_request_seconds"))
 
     @property

@@ -130,6 +130,10 @@ class TierListener(Protocol):
         tier's clock; then `Tier.give_up` returns the part."""
         ...
 
+    def full(self, part: Part, reason: str) -> None:
+        """Nothing new can be written to this part, which serves what it has."""
+        ...
+
     def gone(self, part: Part, reason: str) -> None:
         """Nothing of this part can be read any more."""
         ...
@@ -184,8 +188,8 @@ class Tier(ABC):
     refusal = ""
     #: Why pages are refused for which nothing there leaves; empty: that is as it should be, and not counted.
     full = "full"
-    #: Events that tell of a part: it is to leave, it has gone, and its pages have.
-    part_leaves, part_gone, part_lost = "", "", ""
+    #: Events that tell of a part: it takes nothing new, is to leave, has gone, and its pages have.
+    part_full, part_leaves, part_gone, part_lost = "", "", "", ""
     #: Within this a tier calls `done`, of as many as have ended together: a lock is held once for all of them. A tier
     #: enters it without any lock of its own.
     answers: AbstractContextManager[object] = nullcontext()

@@ -111,6 +111,9 @@ class Parts:
         """Wait until nothing is being saved any more; False on timeout. The page table's lock is held."""
         return bool(self._idle.wait_for(lambda: not self._saving, timeout))
 
+    def full(self, part: Part, reason: str) -> None:
+        self._tell(self._tier.part_full, part, reason=reason)
+
     def gone(self, part: Part, reason: str) -> None:
         """None of its copies is promised any more. Who waits for a page that is being read from it goes on without, or
         with another copy."""

@@ -35,6 +35,7 @@ from swift_tiers.radix_tiering.tiers.tier import Tier
 
 from ..pools.device_pool import DevicePool
 from ..pools.landing import open_direct, open_landing, wanted_kvikio
+from ..tell.log_lines import LogLines
 from .hardware import hardware_name
 from .host_size import check_host_size, rank_host_size
 from .memory_turn import MemoryTurn
@@ -193,7 +194,7 @@ def open_stack(
         host.slots,
         format_size(geometry.page_bytes),
         f", as {geometry.codec} instead of {format_size(geometry.device_page_bytes)}: lossy" if geometry.codec else "",
-        f", ssd tier on {len(ssd.paths)} device(s) by {ssd.description}, whose pages are looked for while serving"
+        f", ssd tier on {_in_service(ssd)} by {ssd.description}, whose pages are looked for while serving"
         if ssd is not None
         else "",
         namespace.digest().hex(),
@@ -201,7 +202,7 @@ def open_stack(
     if ssd is not None and (direct := open_direct(kvikio, ssd, landing)) is not None:
         ssd.land_by(direct)
     fingerprint = ssd.fingerprint if ssd is not None else page_digest
-    events = EventLog(THREADS.time)
+    events = EventLog(THREADS.time, hear=LogLines().hear)
     peer = borrow(fingerprint, events)
     remote = open_remote(
         config,
@@ -280,8 +281,17 @@ def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None
         behind=True,
         make_device=files.make,
     )
-    _tell_what_stays(config, tier.stripes.unit_bytes, zip(paths, array.sizes, strict=True))
+    there = zip(paths, array.sizes, tier.snapshot()[1], strict=True)
+    _tell_what_stays(config, tier.stripes.unit_bytes, [(path, size) for path, size, now in there if now.in_service])
     return tier
+
+
+def _in_service(ssd: SsdTier) -> str:
+    """`2 devices`, or `1 of 2 devices` where others were left out."""
+    devices = ssd.snapshot()[1]
+    there = sum(device.in_service for device in devices)
+    of = f" of {len(devices)}" if there < len(devices) else ""
+    return f"{there}{of} device{'s' if len(devices) > 1 else ''}"
 
 
 def _tell_what_stays(config: SsdConfig, unit_bytes: int, devices: Iterable[tuple[Path, int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from swift_tiers.radix_tiering.base.errors import FormatError, NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.table.held_page import Places, first_dropped, host_slots
+from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
@@ -25,6 +27,7 @@ from support.engine import (
     put,
     settle,
 )
+from support.faulty_array import Fail, Fault, FaultyArray
 
 
 def test_a_chain_comes_back_from_host_memory():
@@ -642,6 +645,19 @@ def test_a_failed_write_is_tried_on_the_devices_that_are_left():
     assert get(stack, keys) == 8
     check(stack)
     assert "device.out" in [event.kind for event in stack.events.since()]
+
+
+def test_a_device_that_is_full_beneath_its_file_is_told_of():
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=4))
+    stack = make_stack(ssd=memory_ssd(array=array))
+    array.add(Fault(Fail(errno.ENOSPC), device=0, operation=Operation.WRITE))
+    put(stack, chain(*"abcdefgh"))
+    stack.wait_written(10)
+    (event,) = [event for event in stack.events.since() if event.kind == "device.takes_nothing"]
+    assert "ENOSPC" in event.fields["reason"]
+    devices = stack.snapshot().devices
+    assert [(device.in_service, device.takes_pages) for device in devices] == [(True, False), (True, True)]
+    check(stack)
 
 
 def _reopened(array):

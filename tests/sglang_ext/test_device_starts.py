@@ -283,6 +283,21 @@ def test_settings_that_are_for_new_devices_alone_are_told_of(folders, caplog) ->
     assert ["ssd.size_per_device" in told[1], "32MiB" in told[1], "stays 16MiB" in told[1]] == [True] * 3
 
 
+def test_a_device_file_that_is_made_beside_used_ones_is_told_of(folders, caplog) -> None:
+    """As where a mount failed: its directory is there, and empty."""
+    caplog.set_level("INFO")
+    close(make_stack(ssd=start(config_of(folders[:2]))))
+    made = [record for record in caplog.records if record.getMessage().startswith("swift-tiers: made ")]
+    assert [(record.levelname, "16MiB" in record.getMessage()) for record in made] == [("INFO", True)] * 2
+    (folders[1] / NAME).unlink()
+    caplog.clear()
+    close(make_stack(ssd=start(config_of(folders[:2]))))
+    (told,) = [record for record in caplog.records if record.getMessage().startswith("swift-tiers: made ")]
+    assert told.levelname == "WARNING"
+    assert str(folders[1] / NAME) in told.getMessage()
+    assert "mount it" in told.getMessage()
+
+
 @pytest.mark.parametrize(
     ("source", "trouble"),
     [

@@ -103,7 +103,7 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
             say(f"device_{name}_total", getattr(device, name), **labels)
         say("device_read_bytes_total", device.bytes_read, **labels)
         say("device_written_bytes_total", device.bytes_written, **labels)
-        for name in ("in_service", "capacity_bytes", "used_bytes", "in_flight"):
+        for name in ("in_service", "takes_pages", "capacity_bytes", "used_bytes", "in_flight"):
             say(f"device_{name}", getattr(device, name), **labels)
         histogram("device_request_seconds", device.latency, **labels)
     for link, counts in snapshot.links.items():
@@ -112,6 +112,7 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
         histogram("link_copy_seconds", counts.latency, link=link)
     for outcome, count in snapshot.stripe.reads.items():
         say("stripe_reads_total", count, outcome=outcome)
+    say("stripe_missing_devices", snapshot.stripe.missing)
     restores = snapshot.restores
     for outcome in ("completed", "split", "cut_short", "expired", "cancelled"):
         say("restores_total", getattr(restores, f"restores_{outcome}"), outcome=outcome.replace("_", " "))

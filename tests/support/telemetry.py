@@ -85,6 +85,7 @@ def device(number: int, **changes: Any) -> DeviceSnapshot:
         "path": f"/ssd{number}/swift-tiers.stripe",
         "service": "in service",
         "in_service": True,
+        "takes_pages": True,
         "reason": "",
         "capacity_bytes": 2**33,
         "used_bytes": 2**30,

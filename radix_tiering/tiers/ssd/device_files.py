@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from .files import (
     remove_half_made,
 )
 from .layout import SUPERBLOCK_OFFSETS
+
+logger = logging.getLogger(__name__)
 
 #: Largest device file that is made without a configured size, bytes.
 AUTOMATIC_DEVICE_LIMIT = 256 * 2**30
@@ -65,16 +68,30 @@ class DeviceFiles(NamedTuple):
         wanted = self.paths()[: len(self.config.directories)]
         again = nothing_left(self.paths())
         made: list[Path] = []
+        sizes: list[int] = []
         try:
             for path in wanted:
                 remove_half_made(path.parent)
                 if not os.path.lexists(path) or (again and is_empty_file(path)):
-                    create_device_file(path, self.size_in(path.parent))
+                    size = self.size_in(path.parent)
+                    create_device_file(path, size)
                     made.append(path)
+                    sizes.append(size)
         except BaseException:
             for path in made:
                 path.unlink(missing_ok=True)
             raise
+        for path, size in zip(made, sizes, strict=True):
+            if again:
+                logger.info("swift-tiers: made %s, %s", path, format_size(size))
+            else:
+                # A mount that failed leaves an empty directory behind, on another file system.
+                logger.warning(
+                    "swift-tiers: made %s, %s: there was none, while other devices of this server have been used; if "
+                    "one is missing there, stop the server, mount it, and start again",
+                    path,
+                    format_size(size),
+                )
 
     def make(self, directory: str, known: Sequence[str]) -> MadeDevice:
         """A blank device file in `directory`, for a set whose devices `known` are open. Allocating it may take long.

@@ -25,8 +25,9 @@ class IoErrand:
         self.ended.set()
 
 
-class DeviceOut(NamedTuple):
-    """A device went out of service."""
+class DeviceNews(NamedTuple):
+    """What a device does no more."""
 
     device: int
     reason: str
+    is_out: bool  # it serves nothing any more; else it takes nothing new, and serves what it has

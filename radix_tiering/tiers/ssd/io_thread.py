@@ -22,7 +22,7 @@ from .arrays import ring_batch  # noqa: F401 - compiled before the first transfe
 from .arrays.devices import Completion, DeviceArray, RequestArrays
 from .blockio import CONTROL_TAG, LAST_CHANCE, Patience
 from .device_state import DeviceState, Service, write_failed
-from .errands import DeviceOut, IoErrand
+from .errands import DeviceNews, IoErrand
 from .kernels import FOREIGN, RIGHT
 from .layout import PageIdentity, SlotPlace, StoredPage
 from .slots import SlotAllocator
@@ -66,6 +66,7 @@ class IoThread:
         stall_seconds: float,
         runner: Runner,
         on_device_out: Callable[[int, str], None],
+        on_device_full: Callable[[int, str], None],
     ) -> None:
         self.array = array
         self.runner = runner
@@ -75,7 +76,7 @@ class IoThread:
         self._max_writes = max_writes
         self._max_units = max_units
         self._clock = clock = runner.monotonic
-        self._on_device_out = on_device_out
+        self._on_device_out, self._on_device_full = on_device_out, on_device_full
         self._devices: list[DeviceState] = []
         self._allocator = SlotAllocator([])
         self._set_id = b""
@@ -83,7 +84,7 @@ class IoThread:
         self._commands: deque[IoErrand] = deque()
         self._write_queue: deque[PageWrite] = deque()
         self._writes_active = self._units_active = 0  # pages that are being written, and their units
-        self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
+        self._outbox: deque[Transfer | DeviceNews] = deque()  # what is to be called back, in the order it happened
         self._arrived: list[Transfer] = []  # accepted, and not yet looked at
         self.units = Units(1, depth)
         self._out: set[int] = set()  # devices that are
@@ -465,8 +466,8 @@ class IoThread:
         self.units.fail(transfer)
         if fault:
             self.take_out(device, fault)
-        elif is_full:
-            self.shut(device, write_failed(error))
+        elif is_full and self.shut(device, write_failed(error)):
+            self._outbox.append(DeviceNews(device, write_failed(error), is_out=False))
         return self.units.back(np.array([row]))
 
     def _verify(self, units: np.ndarray) -> np.ndarray | None:
@@ -509,13 +510,15 @@ class IoThread:
                         self._write_over(transfer)
                         self._end(transfer)
 
-    def shut(self, device: int, reason: str) -> None:
-        """-> DRAINING, if it is in service: nothing new comes to this device, and what it has is served."""
+    def shut(self, device: int, reason: str) -> bool:
+        """-> DRAINING: nothing new comes to this device, and what it has is served. Whether it was in service."""
         with self._wake:
             state = self._devices[device]
-            if state.service is Service.IN:
-                state.service, state.reason = Service.DRAINING, reason
-                self._allocator.shut(device)
+            if state.service is not Service.IN:
+                return False
+            state.service, state.reason = Service.DRAINING, reason
+            self._allocator.shut(device)
+            return True
 
     def take_out(self, device: int, reason: str) -> None:
         """-> OUT: no new work for this device; what waits for it ends, and so do writes that are under way on it.
@@ -530,7 +533,7 @@ class IoThread:
             state.reason = reason
             self._out.add(device)
             self._allocator.shut(device)
-            self._outbox.append(DeviceOut(device, reason))
+            self._outbox.append(DeviceNews(device, reason, is_out=True))
             hit = self.units.forget_queues(device)
             under_way = self.units.pages_on(device)
             self._reading.difference_update(under_way)
@@ -568,8 +571,9 @@ class IoThread:
             ended = self._ended_together()
             if not ended:
                 news = self._outbox.popleft()
-                assert isinstance(news, DeviceOut)
-                self._guarded(self._on_device_out, news.device, news.reason)
+                assert isinstance(news, DeviceNews)
+                tell = self._on_device_out if news.is_out else self._on_device_full
+                self._guarded(tell, news.device, news.reason)
                 continue
             self._guarded(self._answer, ended)
             with self._wake:
@@ -580,9 +584,9 @@ class IoThread:
     def _ended_together(self) -> list[Transfer]:
         """The next that have ended, with nothing else to tell between them."""
         ended: list[Transfer] = []
-        while self._outbox and len(ended) < ANSWERS_TOGETHER and not isinstance(self._outbox[0], DeviceOut):
+        while self._outbox and len(ended) < ANSWERS_TOGETHER and not isinstance(self._outbox[0], DeviceNews):
             news = self._outbox.popleft()
-            assert not isinstance(news, DeviceOut)
+            assert not isinstance(news, DeviceNews)
             ended.append(news)
         return ended
 

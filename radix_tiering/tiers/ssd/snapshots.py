@@ -62,6 +62,7 @@ def _device_snapshot(name: str, device: DeviceStatus, unit_bytes: int) -> Device
         path=name,
         service=device.service.value,
         in_service=device.service is not Service.OUT,
+        takes_pages=device.service is Service.IN,
         reason=device.reason,
         capacity_bytes=device.capacity_units * unit_bytes,
         used_bytes=device.used_units * unit_bytes,

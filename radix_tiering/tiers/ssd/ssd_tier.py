@@ -46,7 +46,7 @@ class SsdTier(Tier):
     may_hang = True
     writes_in_flight = 64
     refusal = "no device takes pages"
-    part_gone, part_lost = "device.out", "device.pages_lost"
+    part_full, part_gone, part_lost = "device.takes_nothing", "device.out", "device.pages_lost"
 
     def __init__(
         self,
@@ -235,8 +235,8 @@ class SsdTier(Tier):
         return {"device": self.paths[part]}
 
     def watch(self, listener: TierListener) -> None:
-        """Tell `listener`, on "ssd-io", of devices that leave service."""
-        self.stripes.on_device_out = listener.gone
+        """Tell `listener`, on "ssd-io", of devices that leave service, and of those that take nothing any more."""
+        self.stripes.on_device_out, self.stripes.on_device_full = listener.gone, listener.full
 
     # ---- namespaces and restarts ----
 

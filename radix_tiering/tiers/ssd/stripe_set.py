@@ -109,6 +109,8 @@ class StripeSet:
         self._names = [*names, *(f"device {device}" for device in range(len(names), len(members.probes)))]
         #: Called on "ssd-io" when a device goes out of service. May be replaced; pass it to `open` to miss nothing.
         self.on_device_out = on_device_out
+        #: ... and when it has no room, or cannot be written, any more: nothing new goes there. May be replaced.
+        self.on_device_full: DeviceOutCallback = lambda device, reason: None
         self.set_id = members.set_id
         self.unit_bytes = members.unit_bytes
         #: Whether it is known what the devices have. Nothing is read or written before.
@@ -199,6 +201,7 @@ class StripeSet:
             stall_seconds=stall_seconds,
             runner=runner,
             on_device_out=lambda device, reason: stripes.on_device_out(device, reason),
+            on_device_full=lambda device, reason: stripes.on_device_full(device, reason),
         )
 
         def start() -> None:

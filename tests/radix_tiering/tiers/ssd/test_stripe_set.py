@@ -858,8 +858,9 @@ def test_a_failed_opening_leaves_no_thread(rig) -> None:
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_device_without_room_serves_what_it_has_and_gets_nothing_new(rig, error: int) -> None:
     """As a file system whose blocks are shared with a copy, or that is for reading alone by now."""
-    array, out = FaultyArray(rig.memory(2, 16)), []
+    array, out, full = FaultyArray(rig.memory(2, 16)), [], []
     stripes = rig.open(array, on_device_out=lambda *what: out.append(what))
+    stripes.on_device_full = lambda *what: full.append(what)
     stripes.register_namespace(rig.NAMESPACE, "one")
     old = [rig.put(stripes, number, length=5000) for number in range(6)]
     array.add(Fault(Fail(error), device=0, operation=Operation.WRITE))
@@ -870,7 +871,10 @@ def test_a_device_without_room_serves_what_it_has_and_gets_nothing_new(rig, erro
     devices = stripes.status().devices
     assert [one.service for one in devices] == [Service.DRAINING, Service.IN]
     assert errno.errorcode[error] in devices[0].reason
+    assert full == [(0, devices[0].reason)]
     assert not out
+    stripes.drain(1)
+    assert len(full) == 1, "who drains a device knows"
     assert all(rig.holds(stripes, page, number) for number, page in enumerate(old))
 
 

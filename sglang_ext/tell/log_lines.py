@@ -1,0 +1,115 @@
+"""What the server's log says of events that make it serve less: for whoever has no bus, or looks at the log first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from swift_tiers.radix_tiering.base.events import Event
+from swift_tiers.radix_tiering.base.runner import THREADS
+
+logger = logging.getLogger(__name__)
+
+#: The same is said again after this, seconds, with how often it has happened since.
+AGAIN_SECONDS = 60.0
+#: So many different news are remembered: with one more all are forgotten, and said again.
+MOST_NEWS = 1024
+
+
+class LoggedEvent(NamedTuple):
+    """How an event is said."""
+
+    level: int
+    text: str  # with the event's fields in braces, and what to do about it
+    subject: tuple[str, ...] = ()  # the fields that tell two events of a kind apart; others are the same news
+
+
+#: By the kind of an event. Those are not here for which whoever emits them has a line, and those that are of use to
+#: who follows the stream alone.
+LINES: Mapping[str, LoggedEvent] = {
+    "device.out": LoggedEvent(
+        logging.ERROR,
+        "{device} is out of service: {reason}; its pages are misses, and the server goes on without it: replace it "
+        "and restart, see the kernel's log (dmesg)",
+        ("device", "reason"),
+    ),
+    "device.takes_nothing": LoggedEvent(
+        logging.WARNING,
+        "{device} gets no new pages: {reason}; what it has is served: make room on its file system, or mount it for "
+        "writing, then restart",
+        ("device", "reason"),
+    ),
+    "device.left_out": LoggedEvent(
+        logging.WARNING,
+        "{device} was left out: {reason}; the server goes on without it: see `swift-tiers doctor`",
+        ("device",),
+    ),
+    "device.pages_lost": LoggedEvent(logging.WARNING, "{device}: {pages} pages went with it", ("device",)),
+    "ssd.namespace_refused": LoggedEvent(
+        logging.WARNING, "nothing of this model goes to ssd any more: {reason}; see `swift-tiers doctor`", ("reason",)
+    ),
+    "ssd.not_all_written": LoggedEvent(
+        logging.WARNING, "{pages} pages were not yet written to ssd when the server ended: they are misses after it"
+    ),
+    "ssd.write_failed": LoggedEvent(
+        logging.WARNING, "a page could not be written to ssd: {reason}; see the kernel's log (dmesg)", ("reason",)
+    ),
+    "page.corrupt": LoggedEvent(
+        logging.ERROR,
+        "a page was damaged in the {tier} tier: dropped, never served; check the device and its cabling, or, where it "
+        "is host memory, test the machine's",
+        ("tier",),
+    ),
+    "page.unreadable": LoggedEvent(
+        logging.WARNING,
+        "a page could not be read from the {tier} tier: {reason}; it is computed instead, see the kernel's log (dmesg)",
+        ("tier", "reason"),
+    ),
+    "remote.engine_gone": LoggedEvent(
+        logging.WARNING,
+        "the remote engine is gone: {reason}; it is begun anew, and what only it has is a miss until then",
+        ("reason",),
+    ),
+    "remote.does_not_answer": LoggedEvent(
+        logging.WARNING,
+        "the remote engine did not answer within {seconds} s: it is not asked for a while, see docs/remote.md, traps",
+    ),
+    "remote.answers_again": LoggedEvent(logging.INFO, "the remote engine answers again"),
+    "donor.away": LoggedEvent(
+        logging.WARNING,
+        "nothing is borrowed of {donor}: {reason}; see `swift-tiers inspect leases`",
+        ("donor", "reason"),
+    ),
+}
+
+
+class LogLines:
+    """Says events in the log, the same news once in `AGAIN_SECONDS`. Any thread."""
+
+    def __init__(self, clock: Callable[[], float] = THREADS.monotonic) -> None:
+        self._clock = clock
+        self._said: dict[tuple[str, ...], tuple[float, int]] = {}  # news: when it was said, how often it came since
+
+    def hear(self, event: Event) -> None:
+        line = LINES.get(event.kind)
+        if line is None:
+            return
+        news = (event.kind, *(str(event.fields.get(field)) for field in line.subject))
+        now = self._clock()
+        said_at, since = self._said.get(news, (now - AGAIN_SECONDS, 0))
+        if now - said_at < AGAIN_SECONDS:
+            self._said[news] = said_at, since + 1
+            return
+        if len(self._said) >= MOST_NEWS:
+            self._said.clear()
+        self._said[news] = now, 0
+        more = f" ({since} more since the last line)" if since else ""
+        logger.log(line.level, "swift-tiers: %s%s", line.text.format_map(_Fields(event.fields)), more)
+
+
+class _Fields(dict[str, Any]):
+    """Fields of an event; one that it has not is empty."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
