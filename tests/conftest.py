@@ -55,8 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """This process is a user's whom the list of users does not know, and no variable says where its home is."""
+    tmp_path_factory.getbasetemp()  # which is made for whoever runs the tests
     unknown = 4_100_000_000
     monkeypatch.setattr(os, "getuid", lambda: unknown)
     for name in ("HOME", "XDG_CACHE_HOME"):

@@ -121,7 +121,8 @@ def test_an_operator_sees_the_leases_and_recalls_them(pair, capsys):
         return "donor.dp0-tp0" in out and "borrower.dp0-tp0" in out
 
     assert wait_for(lambda: both_are_listed() or None, PATIENCE)
-    before = borrowed(pair)
+    before = wait_for(lambda: borrowed(pair) or None, PATIENCE)
+    assert before
     code, out = pair.lease_command(capsys, "recall", "donor", "all")
     assert code == 0, out
     assert wait_for(lambda: borrowed(pair) < before or None, PATIENCE)

@@ -21,7 +21,7 @@ from support.servers import (
     wait_written,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 #: Bytes of a page: 4 layers of 16 tokens, 48 float32 each.
 PAGE_BYTES = 4 * 16 * 48 * 4

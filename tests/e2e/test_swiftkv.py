@@ -22,7 +22,7 @@ from support.swiftkv_models import Reference, tiny_swiftkv
 #: A guard against hanging, seconds.
 PATIENCE = 120.0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 def check_log_probabilities(server: Server, reference: Reference, question: list[int], start: int) -> None:

@@ -141,8 +141,17 @@ def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_quick")
 def test_an_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "OPEN_SECONDS", 2.0)
     (tmp_path / "trouble").write_text("exists hangs")
+
+    class Impatient(remote.WaitedEngine):
+        """Once it is open: to start its child may take long."""
+
+        def __enter__(self) -> remote.WaitedEngine:
+            engine = super().__enter__()
+            self._seconds = 2.0
+            return engine
+
+    monkeypatch.setattr(remote, "WaitedEngine", Impatient)
     found = look(options={"directory": str(tmp_path)})
     assert_finding(found["remote engine"], "wrong", "exists: no answer within 2 s")
 

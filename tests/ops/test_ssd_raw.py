@@ -54,7 +54,6 @@ def test_the_bench_scales_throttled_devices_and_leaves_nothing(
     assert last.startswith(f"ssd_raw: linearity_4={figure['value']:.4g} (>= 0.95")
     assert figure["holds"] == (figure["value"] >= 0.95)
     assert status == (0 if figure["holds"] else 3)
-    assert figure["value"] > 0.5
     assert os.listdir(folder) == []
 
 

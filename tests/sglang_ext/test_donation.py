@@ -505,9 +505,13 @@ def test_a_round_with_nothing_to_do_costs_nothing_to_speak_of(scheduler) -> None
 
 
 def test_errors_of_ours_cost_no_request(scheduler) -> None:
+    from swift_tiers.sglang_ext.build import donation
+
     with borrower(scheduler):
         wait_for(lambda: scheduler(rounds, 0.1)["lent_tokens"] > 0.8 * DEVICE_TOKENS)
+        began = time.monotonic()
         answer, tries, told = scheduler(breaks_and_goes_on)
+        seconds = time.monotonic() - began
     assert len(answer) == 4
     assert tries == told
-    assert 1 <= tries <= 10, "an error in every round fills the log"
+    assert 1 <= tries <= 2 + seconds / donation.FAULT_SECONDS, "an error in every round fills the log"

@@ -13,9 +13,9 @@ import pytest
 
 from support.landing_server import PAGE, SLOTS, Copies, arguments, landing_pool, lent_alone, quiet
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import abort_one, extends, nothing_left, prompt
+from support.slow_link import RUN_SECONDS, abort_one, extends, nothing_left, prompt
 
-LIMIT = 60.0
+LIMIT = RUN_SECONDS
 
 
 # ---- in the scheduler's process ----

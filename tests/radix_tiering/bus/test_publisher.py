@@ -282,7 +282,7 @@ def test_an_ended_server_is_gone_at_once_and_its_history_stays(redis, publish, t
     one = publish(redis, told, events)
     wait_published(redis)
     events.emit("test.last")
-    one.close()
+    one.close(60)
     left = {key.removeprefix("swift:") for key in redis.admin.scan_iter()}
     assert left == {"schema", "servers", "alpha:events", "alpha:dp0-tp0:requests", "alpha:dp0-tp0:request:over"}
     assert listed(redis) == {"over"}

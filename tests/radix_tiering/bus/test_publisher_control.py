@@ -402,7 +402,7 @@ def test_a_server_that_ends_leaves_no_command_open(operator, obey) -> None:
     operator.send("c2")
     operator.wait_for("c2", "accepted")
     one.report("c1", "")
-    one.close()
+    one.close(60)
     assert operator.outcome("c1")["state"] == "done"
     assert operator.outcome("c2")["state"] == "partly"
     assert operator.outcome("c2")["reason"] == "no answer from dp0-tp0"

@@ -700,13 +700,13 @@ def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.Monke
 
 
 def test_leases_are_renewed_while_pages_move(room) -> None:
-    """For more than two terms, with both threads busy."""
-    term = 2.0
+    """For longer than a term, with both threads busy."""
+    term = 5.0
     donor = room.donor(pages=32, timing=Timing(term=term))
     borrower = room.borrower()
     borrower.borrow({"d": donor.address}, 32)
     places = {seed: borrower.write(seed) for seed in range(16)}
-    until = time.monotonic() + 2.2 * term
+    until = time.monotonic() + 1.4 * term
     rounds = 0
     while time.monotonic() < until:
         for seed, place in places.items():
