@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 
 def load() -> None:
@@ -11,9 +12,11 @@ def load() -> None:
 
     try:
         _install()
-    except SwiftTiersError as error:
+    except Exception as error:
         # SGLang logs and skips a plugin that raises, and would then call our flag unknown.
         if any(word.startswith("--enable-swift-tiers") for word in sys.argv):
+            if not isinstance(error, SwiftTiersError):
+                traceback.print_exc()
             print(f"swift-tiers: error: {error}", file=sys.stderr)  # noqa: T201 - before any logging is set up
             raise SystemExit(2) from None
         raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -28,6 +30,20 @@ def compiled(signature: str, *, nogil: bool = False) -> Callable[[Kernel], Kerne
     lock."""
 
     def compile_it(function: Kernel) -> Kernel:
+        made: Any = _with_cache(function, signature, nogil)
+        if made is None:
+            made = numba.njit(nogil=nogil)(function)
+            made.compile(signature)
+        made.disable_compile()
+        kernel: Kernel = made
+        return kernel
+
+    return compile_it
+
+
+def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
+    """Compiled or loaded, and kept; None: it can be neither loaded nor kept."""
+    for is_last in (False, True):
         made: Any = numba.njit(nogil=nogil)(function)
         try:
             made.enable_caching()
@@ -35,19 +51,25 @@ def compiled(signature: str, *, nogil: bool = False) -> Callable[[Kernel], Kerne
             if "cannot cache" not in str(error):
                 raise
             _tell("swift-tiers: compiling, at every start: %s; set NUMBA_CACHE_DIR", error)
+            return None
+        # Numba compares the function's own file alone, with its size and time. What the code takes from others, numbers
+        # above all, is in the machine code as well.
+        kept = made._cache._cache_file
+        kept._source_stamp = stamp(function.__module__)
+        try:
             made.compile(signature)
-        else:
-            # Numba compares the function's own file alone, with its size and time. What the code takes from others,
-            # numbers above all, is in the machine code as well.
-            made._cache._cache_file._source_stamp = stamp(function.__module__)
-            made.compile(signature)
-            if not made.stats.cache_hits:
-                _tell("swift-tiers: compiling for half a minute, as on every machine once")
-        made.disable_compile()
-        kernel: Kernel = made
-        return kernel
-
-    return compile_it
+        except Exception as error:  # noqa: BLE001 - a file that a crash has cut, a full disk; what else it is comes again
+            if is_last:
+                where = made._cache.cache_path
+                _tell("swift-tiers: compiling, at every start: %s cannot be used: %r; make room there", where, error)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(kept._index_path)
+            continue
+        if not made.stats.cache_hits:
+            _tell("swift-tiers: compiling for half a minute, as on every machine once")
+        return made
+    return None
 
 
 def stamp(module: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 from .errors import ConfigError
 
 
-def open_private_directory(directory: Path, called: str, *, create: bool) -> int:
+def open_private_directory(directory: Path, called: str, *, create: bool, narrows: bool = False) -> int:
     """An O_PATH descriptor of `directory`, of which everything below was checked: what it names cannot be changed.
 
-    `called`: what messages call it. Raises ConfigError unless it is a directory of this user alone, made here if
-    `create` and it is not there.
+    `called`: what messages call it. `narrows`: one of this user's that its own groups may use is made this user's
+    alone; Kubernetes opens all of a volume to `fsGroup` whenever it is mounted. Raises ConfigError unless it is a
+    directory of this user alone, made here if `create` and it is not there.
     """
     try:
         if create:
@@ -27,6 +29,10 @@ def open_private_directory(directory: Path, called: str, *, create: bool) -> int
             f"{called}: {directory} cannot be used ({error.strerror}); name one that this user can make"
         ) from None
     details = os.fstat(opened)
+    if narrows and stat.S_ISDIR(details.st_mode) and _of_our_groups(details):
+        with contextlib.suppress(OSError):
+            os.chmod(f"/proc/self/fd/{opened}", 0o700)
+        details = os.fstat(opened)
     trouble = ""
     if stat.S_ISLNK(details.st_mode):
         trouble = "is not a directory but a symbolic link; name the directory itself"
@@ -42,3 +48,9 @@ def open_private_directory(directory: Path, called: str, *, create: bool) -> int
         os.close(opened)
         raise ConfigError(f"{called}: {directory} {trouble}")
     return opened
+
+
+def _of_our_groups(details: os.stat_result) -> bool:
+    """Whether it is this user's, and handed to one of its own groups (setgid), and to nobody else."""
+    is_ours = details.st_uid == os.geteuid() and details.st_gid in {os.getegid(), *os.getgroups()}
+    return is_ours and bool(details.st_mode & stat.S_ISGID) and not details.st_mode & (0o007 | stat.S_ISVTX)

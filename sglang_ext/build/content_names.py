@@ -7,6 +7,7 @@ state (ctime), which no program can set: one that changes a bit and restores siz
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -87,17 +88,10 @@ class ContentNames:
         if entry is None:
             return self._read(state)
         try:
-            # Waits for another process that reads the same file now.
-            fcntl.flock(entry, fcntl.LOCK_EX)
-            remembered = _decode(os.pread(entry, 1 << 16, 0))
-            if remembered is not None and remembered.state == state:
-                os.utime(entry)
-                return remembered.sha256
-            name = self._read(state)
-            if state.ctime_ns < (self._clock() - SETTLED_SECONDS) * 1e9:
-                raw = msgspec.json.encode(_Entry(state, name))
-                os.ftruncate(entry, 0)
-                os.pwrite(entry, raw, 0)
+            name = self._remembered(entry, state)
+            if name is None:
+                name = self._read(state)
+                self._remember(entry, state, name)
             return name
         finally:
             os.close(entry)
@@ -125,7 +119,7 @@ class ContentNames:
             return None
         try:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
-            folder = open_private_directory(self._directory, "XDG_CACHE_HOME", create=True)
+            folder = open_private_directory(self._directory, "XDG_CACHE_HOME", create=True, narrows=True)
             try:
                 _make_room(self._directory)
                 return os.open(
@@ -137,9 +131,38 @@ class ContentNames:
             finally:
                 os.close(folder)
         except (ConfigError, OSError) as error:
-            logger.warning("swift-tiers: weights are read at every start: %s", error)
-            self._directory = None
+            self._remember_nothing(error)
             return None
+
+    def _remembered(self, entry: int, state: FileState) -> str | None:
+        """The name of a file in this state; None: it is not remembered, or cannot be looked up. Waits for another
+        process that reads the same file now."""
+        try:
+            fcntl.flock(entry, fcntl.LOCK_EX)
+            remembered = _decode(os.pread(entry, 1 << 16, 0))
+            is_ours = os.fstat(entry).st_uid == os.geteuid()  # the directory may have been open to a group before
+        except OSError as error:
+            self._remember_nothing(error)
+            return None
+        if not is_ours or remembered is None or remembered.state != state:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+        return remembered.sha256
+
+    def _remember(self, entry: int, state: FileState, name: str) -> None:
+        """A file is known whether or not there is room to remember it."""
+        if state.ctime_ns >= (self._clock() - SETTLED_SECONDS) * 1e9:
+            return
+        try:
+            os.ftruncate(entry, 0)
+            os.pwrite(entry, msgspec.json.encode(_Entry(state, name)), 0)
+        except OSError as error:
+            self._remember_nothing(error)
+
+    def _remember_nothing(self, error: Exception) -> None:
+        logger.warning("swift-tiers: weights are read at every start: %s", error)
+        self._directory = None
 
 
 def cache_directory() -> Path | None:

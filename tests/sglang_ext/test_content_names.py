@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -67,6 +68,39 @@ def test_what_is_remembered_is_for_this_user_alone(directory: Path, path: Path) 
         os.umask(old)
     (entry,) = directory.iterdir()
     assert (entry.stat().st_mode & 0o777, directory.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("call", ["flock", "pread", "utime", "ftruncate", "pwrite"])
+def test_a_file_is_known_although_its_name_cannot_be_remembered(
+    directory: Path, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """As on a full disk, or on a file system without locks."""
+
+    def fails(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if call == "utime":
+        names_in(directory).of(path)
+    with monkeypatch.context() as broken:
+        broken.setattr(fcntl if call == "flock" else os, call, fails)
+        names = names_in(directory)
+        assert [names.of(path) for _ in range(3)] == [sha256(path)] * 3
+    assert len(caplog.records) == (call != "utime"), "one line, however many files there are"
+    assert names_in(directory).of(path) == sha256(path)
+
+
+def test_a_directory_that_was_handed_to_a_group_is_made_private_again(directory: Path, path: Path) -> None:
+    """Kubernetes does that to all of a volume with `fsGroup`, whenever it is mounted."""
+    names_in(directory).of(path)
+    (entry,) = directory.iterdir()
+    entry.chmod(0o660)
+    directory.chmod(0o2770)
+    names = names_in(directory)
+    assert (names.of(path), names.bytes_read) == (sha256(path), 0)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.chmod(0o2777)
+    names = names_in(directory)
+    assert (names.of(path), names.bytes_read) == (sha256(path), 7000), "everybody could have written there"
 
 
 @pytest.mark.parametrize("touch", ["write", "utime", "chmod", "rename"])

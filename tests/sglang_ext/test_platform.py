@@ -13,6 +13,7 @@ import pytest
 import sglang.srt.utils.common  # noqa: F401
 import torch
 
+from swift_tiers.sglang_ext import plugin
 from swift_tiers.sglang_ext.platform import registering as platform
 
 from support import forked
@@ -154,3 +155,22 @@ def test_what_a_forward_frees_is_there_for_the_next_one() -> None:
     """50 times 24 MiB are 300,000 pages that the kernel would clear."""
     kept = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
     assert int(kept.stdout.split()[-1]) < 6144, "not even what one of them needs"
+
+
+def test_a_plugin_that_cannot_be_loaded_ends_a_start_that_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang logs, goes on without it, and calls its flag unknown."""
+
+    def fails() -> None:
+        raise OSError("cut in half")
+
+    monkeypatch.setattr(plugin, "_install", fails)
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--enable-swift-tiers"])
+    with pytest.raises(SystemExit) as end:
+        plugin.load()
+    told = capsys.readouterr().err
+    assert (end.value.code, "Traceback" in told, told.rstrip().endswith("error: cut in half")) == (2, True, True)
+    monkeypatch.setattr(sys, "argv", ["launch_server"])
+    with pytest.raises(OSError, match="cut in half"):
+        plugin.load()

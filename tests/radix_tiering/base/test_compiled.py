@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba.core import config
+from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 from swift_tiers.radix_tiering.base import compiled
@@ -72,3 +77,51 @@ def test_what_is_kept_is_compared_with_numbers_and_code_of_other_files_too(
     write("helper.py", "import numba\n@numba.njit\ndef plus(x):\n    return x + 2\n")
     assert answer() == (7, False)
     assert answer() == (7, True)
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("cut", ["empty", "half"])
+def test_what_a_crash_has_cut_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, cut: str
+) -> None:
+    made = _kept_in(tmp_path, monkeypatch)
+    assert not made().stats.cache_hits
+    assert made().stats.cache_hits
+    (file,) = (path for path in (tmp_path / "cache").rglob(f"*.{kind}"))
+    file.write_bytes(b"" if cut == "empty" else file.read_bytes()[: file.stat().st_size // 2])
+    again = made()
+    assert (again(21), bool(again.stats.cache_hits)) == (42, False)
+    again = made()
+    assert (again(21), bool(again.stats.cache_hits)) == (42, True), "the next start finds it"
+
+
+def test_where_there_is_no_room_to_keep_it_it_is_compiled_at_every_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(IndexDataCacheFile, "save", fails)
+    monkeypatch.setattr(compiled, "_told", [])
+    made = _kept_in(tmp_path, monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert [made()(21) for _ in range(2)] == [42, 42]
+    assert [str(tmp_path / "cache") in record.getMessage() for record in caplog.records] == [True]
+    assert "No space left" in caplog.text
+
+
+def _kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Imports a kernel, kept in a folder of its own, as a process does."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "kept_kernel.py").write_text(
+        "from swift_tiers.radix_tiering.base.compiled import compiled\n"
+        "@compiled('int64(int64)')\ndef twice(x):\n    return 2 * x\n"
+    )
+
+    def made() -> Any:
+        sys.modules.pop("kept_kernel", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("kept_kernel").twice
+
+    return made
