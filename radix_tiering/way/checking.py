@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..base.repeats import FaultLogger
 from ..base.runner import Runner
 from ..tiers.host.host_tier import HostTier
 
@@ -32,6 +33,7 @@ class Checkers:
         self._host = host
         self._checksum_unit = checksum_unit
         self._runner = runner
+        self._fault_logger = FaultLogger(logger)
         self._jobs = runner.queue()  # of `_Look`, and None at the end
         self._unanswered = 0
         self._idle = runner.condition()
@@ -86,11 +88,11 @@ class Checkers:
             try:
                 digests = self._computed(look.slots)
             except Exception:
-                logger.exception("swift-tiers: checksums of pages in host memory could not be computed")
+                self._fault_logger.exception("swift-tiers: checksums of pages in host memory could not be computed")
             try:
                 look.done(digests)
             except Exception:
-                logger.exception("swift-tiers: whoever asked for checksums of pages raised")
+                self._fault_logger.exception("swift-tiers: whoever asked for checksums of pages raised")
             with self._idle:
                 self._unanswered -= 1
                 if not self._unanswered:

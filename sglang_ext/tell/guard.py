@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from swift_tiers.radix_tiering.base.repeats import FaultLogger
+
 logger = logging.getLogger(__name__)
 
 Arguments = ParamSpec("Arguments")
@@ -29,8 +31,11 @@ def never_raises(
             try:
                 return method(*args, **kwargs)
             except Exception as error:
-                logger.exception("swift-tiers: %s failed; going on without the tiers", method.__name__)
-                args[0].stack.events.emit("linker.error", where=method.__name__, error=repr(error))  # type: ignore[attr-defined]
+                stack = args[0].stack  # type: ignore[attr-defined]
+                # On the scheduler's thread the same may fail in every step.
+                rare_logger: FaultLogger = vars(stack).setdefault("_fault_logger", FaultLogger(logger))
+                rare_logger.exception(f"swift-tiers: {method.__name__} failed; going on without the tiers")
+                stack.events.emit("linker.error", where=method.__name__, error=repr(error))
                 getattr(args[0], "failed", _nobody)()
                 return default()
 

@@ -7,14 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.base.events import Event
+from swift_tiers.radix_tiering.base.repeats import Repeats, more
 from swift_tiers.radix_tiering.base.runner import THREADS
 
 logger = logging.getLogger(__name__)
-
-#: The same is said again after this, seconds, with how often it has happened since.
-AGAIN_SECONDS = 60.0
-#: So many different news are remembered: with one more all are forgotten, and said again.
-MOST_NEWS = 1024
 
 
 class LoggedEvent(NamedTuple):
@@ -71,6 +67,17 @@ LINES: Mapping[str, LoggedEvent] = {
         "the remote engine is gone: {reason}; it is begun anew, and what only it has is a miss until then",
         ("reason",),
     ),
+    "remote.cannot_be_opened": LoggedEvent(
+        logging.WARNING,
+        "the remote engine cannot be opened: {reason}; the server goes on without it, and tries again up to every "
+        "minute: see remote.options, and what `swift-tiers doctor` says",
+        ("reason",),
+    ),
+    "remote.fails": LoggedEvent(
+        logging.WARNING,
+        "the remote engine answers with errors: {reason}; it is not asked for a while, see its own log",
+        ("reason",),
+    ),
     "remote.does_not_answer": LoggedEvent(
         logging.WARNING,
         "the remote engine did not answer within {seconds} s: it is not asked for a while, see docs/remote.md, traps",
@@ -85,27 +92,18 @@ LINES: Mapping[str, LoggedEvent] = {
 
 
 class LogLines:
-    """Says events in the log, the same news once in `AGAIN_SECONDS`. Any thread."""
+    """Says events in the log, the same news once in a while. Any thread."""
 
     def __init__(self, clock: Callable[[], float] = THREADS.monotonic) -> None:
-        self._clock = clock
-        self._said: dict[tuple[str, ...], tuple[float, int]] = {}  # news: when it was said, how often it came since
+        self._repeats = Repeats(clock)
 
     def hear(self, event: Event) -> None:
         line = LINES.get(event.kind)
         if line is None:
             return
-        news = (event.kind, *(str(event.fields.get(field)) for field in line.subject))
-        now = self._clock()
-        said_at, since = self._said.get(news, (now - AGAIN_SECONDS, 0))
-        if now - said_at < AGAIN_SECONDS:
-            self._said[news] = said_at, since + 1
-            return
-        if len(self._said) >= MOST_NEWS:
-            self._said.clear()
-        self._said[news] = now, 0
-        more = f" ({since} more since the last line)" if since else ""
-        logger.log(line.level, "swift-tiers: %s%s", line.text.format_map(_Fields(event.fields)), more)
+        since = self._repeats.since((event.kind, *(str(event.fields.get(field)) for field in line.subject)))
+        if since is not None:
+            logger.log(line.level, "swift-tiers: %s%s", line.text.format_map(_Fields(event.fields)), more(since))
 
 
 class _Fields(dict[str, Any]):

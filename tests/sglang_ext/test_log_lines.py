@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import swift_tiers.radix_tiering as engine
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.sglang_ext.tell.log_lines import AGAIN_SECONDS, LINES, MOST_NEWS, LogLines
+from swift_tiers.radix_tiering.base.repeats import AGAIN_SECONDS, MOST_NEWS
+from swift_tiers.sglang_ext.tell.guard import never_raises
+from swift_tiers.sglang_ext.tell.log_lines import LINES, LogLines
 
 
 class Said:
@@ -31,6 +34,16 @@ def test_what_makes_a_server_serve_less_is_said_with_what_to_do(caplog) -> None:
     assert said.lines() == [], "a figure says that"
 
 
+def test_what_is_wrong_with_the_remote_engine_is_said_with_its_reason(caplog) -> None:
+    said = Said(caplog)
+    said.log.emit("remote.cannot_be_opened", reason="no library of it is installed")
+    said.log.emit("remote.fails", reason="put: OSError('refused')")
+    opened, fails = said.lines()
+    assert "cannot be opened: no library of it is installed; " in opened
+    assert "`swift-tiers doctor`" in opened
+    assert "errors: put: OSError('refused'); it is not asked for a while" in fails
+
+
 def test_the_same_news_is_said_once_a_minute_and_how_often_it_came(caplog) -> None:
     said = Said(caplog)
     for _ in range(50):
@@ -48,7 +61,7 @@ def test_what_was_said_takes_no_memory_for_ever(caplog) -> None:
     log = EventLog(lambda: 0.0, hear=lines.hear)
     for number in range(3 * MOST_NEWS):
         log.emit("remote.engine_gone", reason=f"{number}")
-    assert len(lines._said) <= MOST_NEWS
+    assert len(lines._repeats._said) <= MOST_NEWS
     assert len(said.lines()) == 3 * MOST_NEWS
 
 
@@ -57,3 +70,24 @@ def test_every_line_is_of_an_event_that_there_is() -> None:
     for kind in LINES:
         what = kind.partition(".")[2]
         assert f'"{kind}"' in source or f'}}.{what}"' in source, kind
+
+
+def test_an_error_that_comes_in_every_step_is_logged_once_a_minute(caplog) -> None:
+    class Part:
+        __slots__ = ("stack",)
+
+        def __init__(self) -> None:
+            self.stack = SimpleNamespace(events=EventLog(lambda: 0.0))
+
+        @never_raises(lambda: 7)
+        def step(self, what: str) -> int:
+            raise RuntimeError(what)
+
+    part = Part()
+    assert [part.step("one") for _ in range(100)] == [7] * 100
+    assert part.step("two") == 7
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["swift-tiers: step failed; going on without the tiers"] * 2
+    assert len(part.stack.events.since()) == 101, "the stream has each"
+    assert Part().step("one") == 7
+    assert len(caplog.records) == 3, "that of another"

@@ -93,6 +93,9 @@ class Borrowing:
     def room(self) -> None:
         self.told.append(("began", None))
 
+    def full(self, part: LeaseKey, reason: str) -> None:
+        """A lease never is."""
+
     def leaving(self, part: LeaseKey, until: float) -> None:
         self.told.append(("recalled", part))
         self.on_recall(part)

@@ -103,6 +103,9 @@ class KnowingBorrower:
     def room(self) -> None:
         """Room is looked for whenever a page is to be stored."""
 
+    def full(self, part: Part, reason: str) -> None:
+        """A lease never is."""
+
     def leaving(self, part: Part, until: float) -> None:
         """Nothing of it is worth saving."""
         self.tier.give_up(part)

@@ -101,6 +101,9 @@ class Unwatched:
     def room(self) -> None:
         """There is nothing to put there."""
 
+    def full(self, part: Any, reason: str) -> None:
+        """A lease never is."""
+
     def leaving(self, part: Any, until: float) -> None:
         self._memory.give_up(part)
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from ...base.repeats import FaultLogger
 from ...base.runner import THREADS, Runner
 from .borrower import Borrower
 from .donor import Donor
@@ -60,6 +61,7 @@ class LeaseService:
         self._donor, self._borrower = donor, borrower
         self._on_donor, self._on_borrower = on_donor, on_borrower
         self._runner = runner
+        self._fault_logger = FaultLogger(logger)
         self._clock = runner.boot_time
         self._lock = runner.lock()
         self._outbox: deque[Send] = deque()
@@ -242,7 +244,7 @@ class LeaseService:
             except Exception:
                 # Leases end by themselves if this goes on, and nobody gets what is not his.
                 self._wire.counters["faults"] += 1
-                logger.exception("lease protocol: a round failed")
+                self._fault_logger.exception("swift-tiers: lease protocol: a round failed")
                 self._runner.sleep(FAULT_SECONDS)
         self._wire.close()
 
@@ -289,7 +291,7 @@ class LeaseService:
             self._dispatch(step())
         except Exception:
             self._wire.counters["faults"] += 1
-            logger.exception("lease protocol: a step failed")
+            self._fault_logger.exception("swift-tiers: lease protocol: a step failed")
 
     def _lend(self, step: Callable[[Donor, float], list[Any]]) -> None:
         if self._donor is None:

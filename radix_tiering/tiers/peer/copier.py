@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
+from ...base.repeats import FaultLogger
 from ...figures.counters import LinkCounters
 from ...lending.donation.arena_messages import Store, Stored
 from ...lending.donation.device_arena import AttachedDevice
@@ -75,6 +76,7 @@ class Copier:
         self.writes: Counter[str] = Counter()
         #: Errors of ours, logged.
         self.faults = 0
+        self._fault_logger = FaultLogger(logger)
 
     def meet(self, donor: str) -> None:
         """Count for this donor from now on."""
@@ -110,7 +112,7 @@ class Copier:
             return fetch()
         except Exception:
             self.faults += 1
-            logger.exception("swift-tiers: %d pages of lent memory could not be read", pages)
+            self._fault_logger.exception("swift-tiers: pages of lent memory could not be read")
             return [ReadOutcome.IO_ERROR] * pages
 
     def _fetch(self, neighbour: Neighbour, jobs: Sequence[PeerRead]) -> list[ReadOutcome]:

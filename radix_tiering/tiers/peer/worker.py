@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.errors import ConfigError
 from ...base.events import EventLog
+from ...base.repeats import FaultLogger
 from ...base.runner import Runner
 from ...lending.donation.arena_socket import arena_path
 from ...lending.donation.device_memory import DeviceMemory
@@ -79,6 +80,7 @@ class PeerWorker:
         self._book = book
         self._most_bytes = most_bytes
         self._runner = runner
+        self._fault_logger = FaultLogger(logger)
         self._clock = runner.boot_time
         self._device = device
         self._outgoing = outgoing
@@ -160,7 +162,7 @@ class PeerWorker:
                 seconds = self._round(seconds)
             except Exception:
                 self.copier.faults += 1
-                logger.exception("swift-tiers: lent memory: a round failed")
+                self._fault_logger.exception("swift-tiers: lent memory: a round failed")
                 self._runner.sleep(FAULT_SECONDS)
         for neighbour in list(self.neighbours.values()):
             self.copier.abandon(neighbour, CLOSING)

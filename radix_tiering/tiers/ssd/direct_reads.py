@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.page import round_up
+from ...base.repeats import FaultLogger
 from ...base.runner import THREADS, Empty, Runner
 from ...figures.counters import LinkCounters
 from ..host.landing import Landing
@@ -86,6 +87,8 @@ class DirectReads:
         self._under_way: deque[_UnderWay] = deque()
         self._learning = 0
         self._failed = 0  # reads, since the last that came
+        self._why = ""  # the last of them failed, if a library has said so
+        self._fault_logger = FaultLogger(logger)
         self._rest_until = float("-inf")
         self._lock = runner.lock()
         self._closing = False
@@ -134,14 +137,18 @@ class DirectReads:
     # ---- the thread ----
 
     def _run(self) -> None:
-        while True:
-            ended = self._take_jobs()
-            if self._under_way:
-                self._end_some()
-            elif self._lessons:
-                self._teach(self._lessons.popleft())
-            elif ended:
-                return
+        ended = False
+        while not (ended and not self._under_way and not self._lessons):
+            try:
+                ended = self._take_jobs()
+                if self._under_way:
+                    self._end_some()
+                elif self._lessons:
+                    self._teach(self._lessons.popleft())
+            except Exception:
+                # Who waited has a deadline; the next are served.
+                self.counters["faults"] += 1
+                self._fault_logger.exception("swift-tiers: reading straight to the GPU failed")
 
     def _take_jobs(self) -> bool:
         """Begin reads as long as there are any to begin, and not too many; wait for a job only where there is nothing
@@ -172,7 +179,7 @@ class DirectReads:
                 pending.append(self._files.read(unit.path, part, unit.offset))
                 at += unit.length
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the page comes by another way
-            logger.warning("swift-tiers: a page cannot be read straight to the GPU: %r", error)
+            self._why = repr(error)
         return _UnderWay(read, units, pending)
 
     def _end_some(self) -> None:
@@ -187,7 +194,7 @@ class DirectReads:
             try:
                 came = pending.get() >= unit.length and came
             except Exception as error:  # noqa: BLE001 - as above
-                logger.warning("swift-tiers: a page could not be read straight to the GPU: %r", error)
+                self._why = repr(error)
                 came = False
         self._stripes.end_reading_beside(one.read.stored)
         self._answer(one.read, self._verify(one.read) if came else ReadOutcome.IO_ERROR)
@@ -197,18 +204,21 @@ class DirectReads:
             (digest,) = self._landing.digests([read.slot])
         except Exception:
             self.counters["faults"] += 1
-            logger.exception("swift-tiers: a page could not be verified on the GPU")
+            self._fault_logger.exception("swift-tiers: a page could not be verified on the GPU")
             return ReadOutcome.IO_ERROR
         return ReadOutcome.OK if digest == read.digest else ReadOutcome.CHECKSUM
 
     def _answer(self, read: _Read, outcome: ReadOutcome) -> None:
         self.counters[outcome.value] += 1
         self._failed = self._failed + 1 if outcome is ReadOutcome.IO_ERROR else 0
+        self._why = self._why if self._failed else ""
         if self._failed == FAILURES:
             self._failed, self._rest_until = 0, self._clock() + REST_SECONDS
             logger.warning(
-                "swift-tiers: %d reads straight to the GPU in a row have failed: pages come through host memory (%d s)",
+                "swift-tiers: %d reads straight to the GPU in a row have failed, the last with %s: pages come through "
+                'host memory for %d s; `ssd.gpu_direct` "off" ends the trying',
                 FAILURES,
+                self._why or "fewer bytes than a page has",
                 REST_SECONDS,
             )
         if outcome is ReadOutcome.OK:
@@ -224,7 +234,7 @@ class DirectReads:
                 digest = self._landing.digest(lesson.page)
         except Exception:
             self.counters["faults"] += 1
-            logger.exception("swift-tiers: the digest of a page could not be computed on the GPU")
+            self._fault_logger.exception("swift-tiers: the digest of a page could not be computed on the GPU")
         with self._lock:
             self._learning -= 1
         self.counters["refused" if digest is None else "learnt"] += 1
@@ -236,4 +246,4 @@ class DirectReads:
                 done()
         except Exception:
             self.counters["faults"] += 1
-            logger.exception("swift-tiers: whoever waited for a page from a device raised")
+            self._fault_logger.exception("swift-tiers: whoever waited for a page from a device raised")

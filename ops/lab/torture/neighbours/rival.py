@@ -91,6 +91,9 @@ class Rival:
     def room(self) -> None:
         """It looks again soon."""
 
+    def full(self, part: Any, reason: str) -> None:
+        """A lease never is."""
+
     def leaving(self, part: Any, until: float) -> None:
         self._forget(part)
         self.tier.give_up(part)
