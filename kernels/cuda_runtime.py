@@ -54,6 +54,7 @@ class CudaRuntime:
         size, pointer = ctypes.c_size_t, ctypes.c_void_p
         library.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
         library.cudaHostRegister.argtypes = [pointer, size, ctypes.c_uint]
+        library.cudaHostUnregister.argtypes = [pointer]
         library.cudaGetLastError.argtypes = []
         #: Whether `copy_list` can be called.
         self.copies_lists = lists
@@ -97,8 +98,16 @@ class CudaRuntime:
             raise RuntimeError(f"cudaMemcpyBatchAsync failed with error {error}")
 
     def page_lock(self, address: int, nbytes: int) -> int:
-        """Have the device reach host memory by itself, until the process ends: 0, or the error."""
+        """Have the device reach host memory by itself, until `page_unlock`: 0, or the error."""
         error: int = self._library.cudaHostRegister(address, nbytes, 0)
+        if error:
+            self._library.cudaGetLastError()
+        return error
+
+    def page_unlock(self, address: int) -> int:
+        """Take `page_lock` back, which takes long where much memory is locked: 0, or the error, as of memory that was
+        not."""
+        error: int = self._library.cudaHostUnregister(address)
         if error:
             self._library.cudaGetLastError()
         return error

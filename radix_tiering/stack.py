@@ -8,6 +8,7 @@ that it is given. A page's way down reads from top to bottom in `way/down.py`, i
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from .base.config import TiersConfig
+from .base.ending import Ending
 from .base.errand_thread import ErrandThread
 from .base.errors import SwiftTiersError
 from .base.events import EventLog
@@ -41,6 +43,8 @@ from .way.parts import AnswerBatch, Parts
 from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from .way.sending import Sender
 from .way.up import Restorer
+
+logger = logging.getLogger(__name__)
 
 #: How long the end of a stack waits for one step of what an operator has commanded.
 ERRAND_SECONDS = 5.0
@@ -327,33 +331,49 @@ class TierStack:
             return all(mover.wait_idle(timeout) for mover in self._durable)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Write what is admitted (at most `timeout` seconds), save the indices, release everything. Idempotent."""
+        """Write what is admitted, save the indices, release everything, in about `timeout` seconds. What one part
+        raises keeps no other from ending, and is raised at the end. Idempotent."""
         if self.closed:
             return
         self.closed = True
-        patience = min(timeout, ERRAND_SECONDS)
+        ending = Ending(timeout, self.runner)
         with self.table.lock:
-            known = {name: filling.end(patience) for name, filling in self.fillings.items()}
+            known = {name: filling.end(ending.left(ERRAND_SECONDS)) for name, filling in self.fillings.items()}
         # What reads an index ends when its tier is closed.
-        self.filler.close(patience if all(filling.opened for filling in self.fillings.values()) else 0.0)
-        self.errands.close(patience)
-        self.restorer.close()
+        opened = all(filling.opened for filling in self.fillings.values())
+        ending.end(self.filler.close, ending.left(ERRAND_SECONDS) if opened else 0.0)
+        ending.end(self.errands.close, ending.left(ERRAND_SECONDS))
+        ending.end(self.restorer.close, ending.left())
         for tier in self.tiers.values():
             if not tier.durable:
-                tier.close((), timeout)
+                self._end_beside(tier, ending)
         for mover in self._durable:
-            sweeps.run(sweeps.clean(self.table))
-            sweeps.run(sweeps.offer(self.table, mover, self.table.in_memory()))
-            filling = self.fillings[mover.tier.name]
-            with self.table.lock:
-                # What waits for the index is not written any more.
-                if not mover.wait_idle(timeout if filling.stage is Stage.FILLED else 0.0):
-                    self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
-                    mover.clear()
-            # Nobody changes pages any more, but for a part that goes.
-            held = itertools.chain(filling.rest(), self.table.held_in(mover.number))
-            mover.tier.close(held if known[mover.tier.name] else None, timeout)
-        self.filler.close(patience)
+            ending.end(self._end_durable, mover, known[mover.tier.name], ending)
+        ending.end(self.filler.close, ending.left(ERRAND_SECONDS))
+        ending.over()
+
+    def _end_beside(self, tier: Tier, ending: Ending) -> None:
+        """Close a tier that keeps nothing, in half of the time at most: one that waits for others' processes must not
+        keep the indices from being written."""
+        thread = self.runner.thread(partial(ending.end, tier.close, (), ending.left()), "swift-end")
+        thread.start()
+        thread.join(ending.left() / 2)
+        if thread.is_alive():
+            logger.warning("swift-tiers: the %s tier has not ended in time, and is left", tier.name)
+
+    def _end_durable(self, mover: Mover, known: bool, ending: Ending) -> None:
+        """`known`: what the tier has, so that its index may be written."""
+        sweeps.run(sweeps.clean(self.table))
+        sweeps.run(sweeps.offer(self.table, mover, self.table.in_memory()))
+        filling = self.fillings[mover.tier.name]
+        with self.table.lock:
+            # What waits for the index is not written any more; the index itself takes its time, too.
+            if not mover.wait_idle(ending.left() / 2 if filling.stage is Stage.FILLED else 0.0):
+                self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
+                mover.clear()
+        # Nobody changes pages any more, but for a part that goes.
+        held = itertools.chain(filling.rest(), self.table.held_in(mover.number))
+        mover.tier.close(held if known else None, ending.left())
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""

@@ -56,6 +56,7 @@ class Filling:
         self._to_flush = False  # the tier has to be told of a flush, and is not open yet
         self._ending = False
         self._moved_on = runner.condition(table.lock)
+        self._clock = runner.monotonic
         mover.waits_for.add(INDEX)
 
     def steps(self, register: Callable[[], None]) -> Generator[None, None, int]:
@@ -162,9 +163,11 @@ class Filling:
         """Go on no further; `steps` end with the step they are in, but what was flushed is written down first, so that
         the next start does not find it. False where it is not known, after so many seconds, what the tier has: the next
         start has to look."""
+        until = self._clock() + timeout
         self._moved_on.wait_for(lambda: not self._to_flush, timeout)
         self._ending = True
-        return bool(self._moved_on.wait_for(lambda: self.stage is not Stage.TAKING, timeout))
+        left = max(0.0, until - self._clock())
+        return bool(self._moved_on.wait_for(lambda: self.stage is not Stage.TAKING, left))
 
     def rest(self) -> Iterator[HeldPages]:
         """What is not entered yet. Once `steps` have ended."""

@@ -717,10 +717,10 @@ class Restorer:
         done.wait()
         self.verifier.checkers.flush()
 
-    def close(self) -> None:
-        """Finish queued jobs and end the worker."""
+    def close(self, timeout: float | None = None) -> None:
+        """Finish queued jobs and end the worker; one that has not ended after `timeout` seconds is left to itself."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
         self.verifier.checkers.close()
 
     @property

@@ -26,12 +26,14 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from swift_tiers.radix_tiering.base.ending import Ending
 from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.base.read_config import parse_config
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 
-from ..build.assembly import build_tiers
+from ..build.assembly import build_tiers, unlock_pages
 from ..build.reporting import Reporting
 from ..build.weights import are_unnamed, unnamed_weights
 from ..pools.device_pool import DevicePool
@@ -48,6 +50,11 @@ if TYPE_CHECKING:
     from ..build.peer_side import PeerSide
 
 logger = logging.getLogger(__name__)
+
+#: What the end of a linker may take, seconds: SGLang gives a scheduler 15 in which to end, its process with it.
+END_SECONDS = 12.0
+#: Of these, for what comes after the tiers.
+REST_SECONDS = 2.0
 
 
 def _no_lengths() -> list[int]:
@@ -302,20 +309,27 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(lambda: None)
     def close(self) -> None:
-        """End the threads, write what is admitted, save the index. Idempotent."""
+        """End the threads, write what is admitted, save the index. Idempotent.
+
+        Takes about `END_SECONDS` at most, of which the index gets most, and ends every part though one fails.
+        """
         if self._closed:
             return
-        self._quiesce()
         self._closed = True
+        ending = Ending(END_SECONDS, THREADS)
         if self.reporting is not None:
-            self.reporting.stop_orders()
-        self.loader.close()
-        self.offloader.close()
-        self.stack.close(timeout=8.0)
+            ending.end(self.reporting.stop_orders)
+        ending.end(self._quiesce, ending.left() / 6)
+        copies_ended = [part.close(ending.left() / 12) for part in (self.loader, self.offloader)]
+        ending.end(self.stack.close, max(1.0, ending.left() - REST_SECONDS))
         if self.peer_side is not None:
-            self.peer_side.close()
+            ending.end(self.peer_side.close)
         if self.reporting is not None:
-            self.reporting.close()
+            ending.end(self.reporting.close)
+        if all(copies_ended):
+            # What the process leaves locked the kernel unlocks in one go, while nothing can end it.
+            ending.end(unlock_pages, self.stack.host.slab)
+        ending.over()
 
     @never_raises(lambda: False)
     def wait_offloads(self, timeout: float = QUIESCE_SECONDS) -> bool:
@@ -327,9 +341,9 @@ class SwiftLinker(UnifiedCacheLinker):
         """The device's pool is about to go, and SGLang's tree with it: see `Offloader.stop`."""
         self.offloader.stop()
 
-    def _quiesce(self) -> None:
+    def _quiesce(self, timeout: float = QUIESCE_SECONDS) -> None:
         """Wait for copies in flight, forget answers and requests. What takes too long is given up."""
-        self.wait_offloads()
+        self.wait_offloads(timeout)
         self.offloader.forget()
         for index in list(self._running):
             self._finish(index)

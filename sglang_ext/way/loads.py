@@ -175,9 +175,11 @@ class Loader:
         """The rows of the pool that are being copied to, or will be soon."""
         return [rows for batch in list(self._under_way.values()) for rows in batch]
 
-    def close(self) -> None:
+    def close(self, timeout: float = 5.0) -> bool:
+        """End the thread; whether it has ended, and copies nothing any more, in so many seconds."""
         self._jobs.put(None)
-        self._thread.join(5)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     # ---- our thread ----
 

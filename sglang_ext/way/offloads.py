@@ -127,10 +127,12 @@ class Offloader:
             self._answer(self._in_hand, False)
         self._thread = self._spawn()
 
-    def close(self) -> None:
+    def close(self, timeout: float = 5.0) -> bool:
+        """End the thread; whether it has ended, and copies nothing any more, in so many seconds."""
         self._closed = True
         self._jobs.put(None)
-        self._thread.join(5)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     # ---- our thread ----
 

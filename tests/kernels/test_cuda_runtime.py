@@ -35,6 +35,7 @@ class FakeLibrary:
         self.cudaMemcpy2DAsync = Function(self._do)
         self.cudaMemcpyBatchAsync = Function(self._do_list)
         self.cudaHostRegister = Function(self._do)
+        self.cudaHostUnregister = Function(self._do)
         self.cudaGetLastError = Function(self._take)
 
     def _do(self, *arguments: Any) -> int:
@@ -91,6 +92,8 @@ def test_what_fails_is_not_blamed_on_the_next_kernel() -> None:
     assert runtime.page_lock(4096, 8192) == 0
     library.failing = NOT_PERMITTED
     assert runtime.page_lock(4096, 8192) == NOT_PERMITTED
+    assert library.left_behind == 0
+    assert runtime.page_unlock(4096) == NOT_PERMITTED, "memory that was not locked"
     assert library.left_behind == 0
     with pytest.raises(RuntimeError, match="cudaMemcpy2DAsync failed with error 800"):
         runtime.copy_rows(Rows(0, 1), Rows(0, 1), 1, 1, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,9 @@ from swift_tiers.radix_tiering.base.errors import FormatError, NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.table.held_page import Places, first_dropped, host_slots
 from swift_tiers.radix_tiering.tiers.ssd import Operation
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
 from support.engine import (
@@ -462,6 +466,44 @@ def test_counters_balance():
     assert stack.snapshot().restores.restores_started == stack.snapshot().restores.restores_completed == 2
     stack.close()
     stack.close()  # idempotent
+
+
+class Unwilling(ModelTier):
+    """Does not end: it waits for another process, or fails."""
+
+    def __init__(self, fails: bool, ssd: SsdTier) -> None:
+        super().__init__("attic", 4096, 4, fingerprint=ssd.fingerprint)
+        self.let_go = threading.Event()
+        self._fails = fails
+
+    def close(self, held: Any, timeout: float | None = None) -> None:
+        if self._fails:
+            raise RuntimeError("no thread to be had")
+        self.let_go.wait()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_tier_that_does_not_end_keeps_no_index_from_being_written(fails: bool, caplog) -> None:
+    array = MemoryArray([2**20] * 2, seed=8)
+    ssd = memory_ssd(array=array)
+    unwilling = Unwilling(fails, ssd)
+    stack = make_stack(ssd=ssd, others=[unwilling])
+    keys = chain(*"abcd")
+    put(stack, keys)
+    if fails:
+        with pytest.raises(RuntimeError, match="no thread to be had"):
+            stack.close(timeout=1.0)
+    else:
+        stack.close(timeout=1.0)
+        assert "the attic tier has not ended in time" in caplog.text
+    unwilling.let_go.set()
+    ModelTier.close(unwilling, None)
+    scanned: list[int] = []
+    ssd = memory_ssd(array=_reopened(array), progress=lambda device, *slots: scanned.append(device))
+    again = make_stack(ssd=ssd)
+    assert get(again, keys) == 4
+    assert scanned == [], "it was not closed in order"
+    check(again)
 
 
 def test_a_byte_that_flips_before_the_write_is_never_blessed():

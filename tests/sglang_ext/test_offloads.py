@@ -475,6 +475,26 @@ def test_nothing_is_taken_from_a_device_with_kv_of_weights_that_are_gone() -> No
         swift.close()
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_part_that_cannot_end_keeps_no_other_from_ending(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    """`hangs`: a copy does, so that the device may still read host memory."""
+    stack, pool, ended = make_stack(), StallingPool(chain("a", "b")), []
+    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
+
+    def fails() -> None:
+        raise RuntimeError("no thread to be had")
+
+    swift.reporting = SimpleNamespace(stop_orders=fails, close=lambda: ended.append("reporting"))  # type: ignore[assignment]
+    swift.peer_side = SimpleNamespace(close=fails)  # type: ignore[assignment]
+    monkeypatch.setattr(linker, "unlock_pages", lambda slab: ended.append("host memory"))
+    if hangs:
+        close = swift.loader.close
+        monkeypatch.setattr(swift.loader, "close", lambda timeout: close(timeout) and False)
+    swift.close()
+    assert stack.closed
+    assert ended == ["reporting"] + ["host memory"] * (not hangs)
+
+
 # ---- batches that run without looking after their loads ----
 
 

@@ -419,6 +419,7 @@ def new_weights_hide_old_pages(s):
     s.generate(question + prompt(177, 64))  # what is new is offered with the prefix before it, of the old weights
     fill_device(s, 17)
     assert s.linker.stack.table.listed(s.linker.stack.digest) == []
+    assert s.linker.stack.errands.wait_idle(60)
     host = s.linker.stack.snapshot().tiers["host"]
     assert host.pages == 0
     assert host.refusals["the weights changed"] > 0, "nothing is kept, and nothing says so"
@@ -595,7 +596,7 @@ def offloads_that_take_too_long_publish_nothing(s):
         copy_out(*values)
 
     pool.copy_out = slow
-    s.linker.wait_offloads = lambda: wait(0.3)
+    s.linker.wait_offloads = lambda timeout: wait(0.3)
     try:
         questions = [prompt(seed) for seed in (24, 25)]
         for question in questions:
@@ -611,6 +612,7 @@ def offloads_that_take_too_long_publish_nothing(s):
     offloader = s.linker.offloader
     offloader.submit(Offload([], OnTheWay(torch.empty(0, dtype=torch.int64)), [], None, 1, None))  # behind all of them
     assert s.linker.wait_offloads(60)
+    assert s.linker.stack.errands.wait_idle(60)
     assert s.linker.stack.snapshot().tiers["host"].pages == 0
     assert s.linker.num_completed_offloads() == 1, "late answers would be taken for others'"
     assert not offloader.take_answer(), "of the one that came last"

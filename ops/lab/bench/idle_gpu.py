@@ -88,6 +88,7 @@ class IdleQueue(CopyQueue):
                 cudaMemcpy2DAsync=libc["pthread_equal"],
                 cudaMemcpyBatchAsync=libc["pthread_equal"],
                 cudaHostRegister=libc["pthread_equal"],
+                cudaHostUnregister=libc["pthread_self"],
                 cudaGetLastError=libc["pthread_equal"],
             )
         )
