@@ -11,7 +11,7 @@ of cgroups, and by whether a container sees its own group alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -25,11 +25,19 @@ class MemoryLimit(NamedTuple):
 
     limit: int
     used: int  # by all processes of the group, without what the kernel takes back before it refuses memory
+    group: str  # the same for all who are in it, from whatever container they see it, and no other group's
 
     @property
     def room(self) -> int:
         """What they may still use."""
         return max(0, self.limit - self.used)
+
+
+class MemoryClaim(NamedTuple):
+    """What others on this machine are about to take, which counts as used nowhere yet."""
+
+    size: int  # bytes
+    groups: frozenset[str]  # those with a limit that they are in, as `MemoryLimit.group` names them
 
 
 class _CgroupFiles(NamedTuple):
@@ -63,10 +71,13 @@ class _CgroupMount(NamedTuple):
     point: PurePosixPath
 
 
-def available_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that this process can have without swapping, by the kernel's own estimate, and without going beyond a
-    limit; None where the kernel does not say."""
-    rooms = [found for found in (_meminfo(root, "MemAvailable"), container_room(root)) if found is not None]
+def available_memory(root: Path = _ROOT, claims: Sequence[MemoryClaim] = ()) -> int | None:
+    """Bytes that this process can have without swapping, by the kernel's own estimate, without going beyond a limit,
+    and beside the `claims` of others; None where the kernel does not say."""
+    machine = _meminfo(root, "MemAvailable")
+    if machine is not None:
+        machine = max(0, machine - sum(claim.size for claim in claims))
+    rooms = [found for found in (machine, container_room(root, claims)) if found is not None]
     return min(rooms, default=None)
 
 
@@ -80,9 +91,13 @@ def container_limit(root: Path = _ROOT) -> int | None:
     return min((found.limit for found in memory_limits(root)), default=None)
 
 
-def container_room(root: Path = _ROOT) -> int | None:
-    """What this process may use until it meets the first of its limits, bytes; None: it is under none."""
-    return min((found.room for found in memory_limits(root)), default=None)
+def container_room(root: Path = _ROOT, claims: Sequence[MemoryClaim] = ()) -> int | None:
+    """What this process may use until it meets the first of its limits, bytes; None: it is under none. Of a limit's
+    room only the `claims` of those go who are under it too: what another container takes is none of this one's."""
+    rooms = (
+        found.room - sum(claim.size for claim in claims if found.group in claim.groups) for found in memory_limits(root)
+    )
+    return min((max(0, room) for room in rooms), default=None)
 
 
 def memory_limits(root: Path = _ROOT) -> list[MemoryLimit]:
@@ -108,7 +123,16 @@ def _limit_of(files: _CgroupFiles, directory: Path) -> MemoryLimit | None:
         return None
     used = _number(directory / files.used) or 0
     # What was read of files, as weights are, counts as used, but makes room for whoever needs it.
-    return MemoryLimit(limit, max(0, used - _cached(directory / "memory.stat", files.cache)))
+    return MemoryLimit(limit, max(0, used - _cached(directory / "memory.stat", files.cache)), _group(files, directory))
+
+
+def _group(files: _CgroupFiles, directory: Path) -> str:
+    """By the number of its directory, which is of the group itself: the path is "/" in every container that has a
+    namespace of groups. The kernel counts these numbers up, so that a container that is started anew has others."""
+    try:
+        return f"{files.limit} {directory.stat().st_ino}"
+    except OSError:
+        return ""  # it went just now
 
 
 def _cached(file: Path, names: tuple[str, ...]) -> int:

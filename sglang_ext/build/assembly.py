@@ -27,7 +27,13 @@ from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.claiming import check_content, check_device
-from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_directories, device_files_in
+from swift_tiers.radix_tiering.tiers.ssd.device_files import (
+    DeviceFiles,
+    LaunchRanks,
+    check_directories,
+    device_files_in,
+    unused_files,
+)
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
 from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
@@ -37,9 +43,9 @@ from ..pools.device_pool import DevicePool
 from ..pools.landing import open_direct, open_landing, wanted_kvikio
 from ..tell.log_lines import LogLines
 from .hardware import hardware_name
-from .host_size import check_host_size, rank_host_size
+from .host_size import check_host_size, not_to_be_had, rank_host_size
 from .memory_turn import MemoryTurn
-from .remote_side import open_remote, read_salt, shared_scope
+from .remote_side import check_remote, open_remote, shared_scope
 
 if TYPE_CHECKING:
     from .peer_side import PeerSide
@@ -88,6 +94,16 @@ class Rank(NamedTuple):
     def shares(self, geometry: PageGeometry) -> bool:
         """Whether it is this rank that writes what others can read: of several that have the same KV, the first."""
         return not self.has_all_of(geometry) or self.tensor == 0
+
+    def names(self, machines: int = 1, machine: int = 0) -> tuple[str, ...]:
+        """Of all ranks of its server, or of those on one of so many machines."""
+        tensors = range(self.tensor_size)
+        if machines > 1:
+            share = max(1, self.tensor_size // machines)
+            tensors = tensors[machine * share % self.tensor_size :][:share]
+        return tuple(
+            self._replace(tensor=tensor, data=data).name for data in range(self.data_size) for tensor in tensors
+        )
 
     @property
     def total(self) -> int:
@@ -183,9 +199,13 @@ def open_stack(
     `copies_beside`: see `HostConfig.verifies`."""
     geometry = namespace.geometry
     here = rank.here(machines)
-    with MemoryTurn(config.bus.directory, server_start(config), here) as turn:
+    # The size, too: a process may start a server a second time, with another one.
+    with MemoryTurn(config.bus.directory, f"{config.bus.server} {config.host.size}", here) as turn:
         size = turn.size(partial(rank_host_size, config.host, here, geometry.stride_bytes))
-        host = HostTier(geometry, size)
+        try:
+            host = HostTier(geometry, size)
+        except MemoryError as error:
+            raise not_to_be_had(config.host, size, error) from error
     lock_pages(host.slab)
     ssd = open_ssd(config.ssd, rank, machines)
     logger.info(
@@ -255,10 +275,10 @@ def lock_pages(array: np.ndarray) -> None:
             logger.warning("swift-tiers: host memory cannot be pinned (CUDA error %d): copies are slower", error)
 
 
-def server_start(config: TiersConfig) -> str:
-    """What all ranks of one start of a server have in common, and no other server's have."""
-    # One that is started anew, with another size perhaps, must not find what was noted for the old one.
-    return f"{config.bus.server} {os.getppid()} {config.host.size}"
+def unlock_pages(array: np.ndarray) -> None:
+    """Take `lock_pages` back, once nothing is copied from there or to there any more."""
+    if torch.version.cuda is not None and torch.cuda.is_initialized():
+        cuda_runtime().page_unlock(array.ctypes.data)
 
 
 def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None:
@@ -324,17 +344,16 @@ def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:
     return progress
 
 
-def check_machine(config: TiersConfig, ranks: int) -> None:
-    """Everything about a configuration that can be found out before a model is loaded. `ranks`: on this machine. Raises
-    ConfigError.
+def check_machine(config: TiersConfig, ranks: int, launch: LaunchRanks | None = None) -> None:
+    """Everything about a configuration that can be found out before a model is loaded. `ranks`: on this machine.
+    `launch`: see `check_directories`; device files that are none of these ranks' are logged. Raises ConfigError.
 
     Leaves nothing behind: device files are opened only if they exist, and closed again.
     """
     check_host_size(config.host)
-    read_salt(config)
     if config.ssd.gpu_direct == "on":
         find_kvikio("on")
-    check_directories(config.ssd, ranks)
+    check_directories(config.ssd, ranks, launch)
     for index, device in enumerate(config.ssd.devices):
         if ranks > 1:
             raise ConfigError(
@@ -354,13 +373,20 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
                 check_content(path)
         except StripeSetBusyError as error:
             raise ConfigError(f"ssd: {error}") from None
+    if launch is not None:
+        _tell_what_nobody_uses(unused_files(config.ssd, launch))
     if config.restore.profile is not None:
         load_profile(Path(config.restore.profile))
-    remote = config.remote
-    if remote.engine is not None and remote.memory < remote.object:
-        raise ConfigError(
-            f"remote.memory: {format_size(remote.memory)} holds no object of {format_size(remote.object)} "
-            "(remote.object); make it larger"
+    check_remote(config)
+
+
+def _tell_what_nobody_uses(files: Sequence[tuple[Path, int]]) -> None:
+    if files:
+        logger.warning(
+            "swift-tiers: ssd.directories: no rank of this server uses %s, %s together: of a server with another "
+            "--tp-size or --dp-size; remove them to have their room, or start with that one again",
+            ", ".join(f"{path} ({format_size(size)})" for path, size in files),
+            format_size(sum(size for _, size in files)),
         )
 
 

@@ -29,15 +29,7 @@ def ranks_here(rank: Rank, nodes: int, node: int, *, shared: bool) -> tuple[str,
 
     With a Redis of their own (`shared` is False), those of this machine.
     """
-    tensors = range(rank.tensor_size)
-    if nodes > 1 and not shared:
-        share = max(1, rank.tensor_size // nodes)
-        tensors = tensors[node * share % rank.tensor_size :][:share]
-    return tuple(
-        Rank(tensor, rank.tensor_size, data, rank.data_size).name
-        for data in range(rank.data_size)
-        for tensor in tensors
-    )
+    return rank.names() if shared else rank.names(nodes, node)
 
 
 def server_info(server_args: Any, bus: BusConfig, configuration: Mapping[str, Any]) -> ServerInfo:

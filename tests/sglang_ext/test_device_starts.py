@@ -11,13 +11,16 @@ import msgspec
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.base.config import BusConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.base.read_config import parse_config, read_source
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.tiers.ssd.claiming import signature
+from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, LaunchRanks
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
 from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKSUM_OFFSET, SUPERBLOCK_OFFSETS, seal
 from swift_tiers.sglang_ext.build.assembly import Rank, check_machine, open_ssd
+from swift_tiers.sglang_ext.build.start_checks import check_start
 
 from support.engine import chain, close, get, make_stack, put
 
@@ -84,6 +87,92 @@ def test_sizes_are_of_each_machine(folders, monkeypatch) -> None:
     assert tier is not None
     assert os.path.getsize(tier.paths[0]) == 64 * SIZE // 2 // 4
     close(make_stack(ssd=tier))
+
+
+# ---- of which ranks ----
+
+
+def launch(tensors: int, replicas: int, machines: int = 1, machine: int = 0) -> LaunchRanks:
+    rank = Rank(0, tensors, 0, replicas)
+    return LaunchRanks(rank.names(machines, machine), rank.names())
+
+
+def lay(folder: Path, *ranks: str) -> None:
+    for rank in ranks:
+        create_device_file(folder / f"swift-tiers-{rank}.stripe", SIZE)
+
+
+def test_room_is_looked_for_by_the_ranks_that_need_it(folders, monkeypatch, caplog) -> None:
+    """From `--tp-size 2` to `--dp-size 2`: as many files as ranks, but of the second one none."""
+    lay(folders[0], "dp0-tp0", "dp0-tp1")
+    config = TiersConfig(ssd=config_of(folders[:1]))
+    with_free(monkeypatch, SIZE - 1)
+    with pytest.raises(ConfigError, match=r"ssd\.size_per_device: the 16MiB of new device files do not fit"):
+        check_machine(config, 2, launch(1, 2))
+    check_machine(config, 2, launch(2, 1))
+    assert not caplog.records
+    with_free(monkeypatch, SIZE)
+    check_machine(config, 2, launch(1, 2))
+    (said,) = caplog.messages
+    path = folders[0] / "swift-tiers-dp0-tp1.stripe"
+    assert said.startswith(f"swift-tiers: ssd.directories: no rank of this server uses {path} (16MiB), 16MiB together")
+    assert "remove them to have their room" in said
+
+
+def test_a_server_says_which_ranks_it_has(folders, monkeypatch, caplog) -> None:
+    lay(folders[0], "dp0-tp0", "dp0-tp1")
+    config = TiersConfig(ssd=config_of(folders[:1]), bus=BusConfig(enabled=False))
+    with_free(monkeypatch, SIZE - 1)
+    last = Rank(0, 1, 1, 2)
+    check_start(config, server="alpha", last=last, make=False)  # which are not known
+    with pytest.raises(ConfigError, match="the 16MiB of new device files do not fit"):
+        check_start(config, server="alpha", last=last, machine=0, make=False)
+
+
+def test_files_of_ranks_on_other_machines_are_somebodys(folders, monkeypatch, caplog) -> None:
+    """Of a directory that machines share."""
+    lay(folders[0], "dp0-tp0", "dp0-tp1", "dp0-tp2")
+    config = TiersConfig(ssd=config_of(folders[:1]))
+    with_free(monkeypatch, SIZE - 1)
+    check_machine(config, 2, launch(4, 1, 2, 0))
+    with pytest.raises(ConfigError, match="the 16MiB of new device files do not fit"):
+        check_machine(config, 2, launch(4, 1, 2, 1))
+    assert not caplog.records
+
+
+def test_which_ranks_a_configuration_is_checked_for_may_be_unknown(folders, monkeypatch, caplog) -> None:
+    """Files that are there are taken for theirs."""
+    lay(folders[0], "dp0-tp0", "dp1-tp0")
+    with_free(monkeypatch, SIZE)
+    check(config_of(folders[:1]), ranks=2)
+    check(config_of(folders[:1]), ranks=3)
+    with pytest.raises(ConfigError, match="the 32MiB of new device files do not fit"):
+        check(config_of(folders[:1]), ranks=4)
+    assert not caplog.records
+
+
+def test_an_empty_file_is_made_anew_for_a_rank_that_has_nothing_else(folders, monkeypatch) -> None:
+    """Whatever other ranks have."""
+    lay(folders[0], "dp0-tp0")
+    (folders[0] / "swift-tiers-dp0-tp1.stripe").touch()
+    with_free(monkeypatch, SIZE - 1)
+    with pytest.raises(ConfigError, match="the 16MiB of new device files do not fit"):
+        check(config_of(folders[:1]), ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [(0, "is not writable for this user; change its owner"), (os.ST_RDONLY, "is mounted read-only; mount it for wr")],
+)
+def test_a_directory_that_is_mounted_for_reading_is_nobodys_fault(folders, monkeypatch, flags: int, found: str) -> None:
+    details = list(os.statvfs(folders[0]))
+    details[8] = flags
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(details))
+    with pytest.raises(ConfigError, match=rf"ssd\.directories\[0\]: .* {found}"):
+        check(config_of(folders))
+    with pytest.raises(ConfigError, match=rf"directory: .* {found}"):
+        DeviceFiles("dp0-tp0", 1, config_of(folders)).make(str(folders[1]), [])
 
 
 def test_a_start_that_does_not_fit_leaves_nothing_and_a_smaller_one_fits(folders, monkeypatch) -> None:
@@ -266,7 +355,7 @@ def test_a_blank_beginning_is_not_all_that_is_looked_at(offset: int, begins: byt
 def test_a_profile_that_is_not_there_and_memory_without_an_object_end_a_start_at_once(tmp_path) -> None:
     for section, trouble in (
         ({"restore": {"profile": str(tmp_path / "none.json")}}, r"none\.json: cannot be read"),
-        ({"remote": {"engine": "file", "memory": 0}}, r"remote\.memory: 0B holds no object of 4MiB"),
+        ({"remote": {"engine": "file", "memory": 0}}, r"remote\.memory: 0B is less than 4 objects of 4\.004MiB"),
         ({"host": {"size": 64}}, r"host\.size: 64B holds no page; write its unit"),
     ):
         with pytest.raises(ConfigError, match=trouble):

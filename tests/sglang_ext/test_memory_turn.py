@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +14,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig
+from swift_tiers.radix_tiering.base import starter
+from swift_tiers.radix_tiering.base.config import BusConfig, HostConfig, TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import ThreadRunner
+from swift_tiers.radix_tiering.base.starter import Starter
+from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.sglang_ext.build import assembly
-from swift_tiers.sglang_ext.build.host_size import automatic_host_size, rank_host_size
+from swift_tiers.sglang_ext.build.host_size import Coming, rank_host_size
 from swift_tiers.sglang_ext.build.memory_turn import TURN_SECONDS, MemoryTurn
 
-from support.cgroups import GIB, MachineTree
+from support.cgroups import GIB, MachineTree, pod
 from support.engine import namespace
 
 FILE = "host-memory.lock"
@@ -56,8 +63,12 @@ class FreeMemory:
     def __init__(self, free: int) -> None:
         self.free = free
 
-    def share(self, ranks: int) -> Callable[[int], int]:
-        return lambda others: int((self.free - others) * 0.4) // ranks
+    def share(self, ranks: int) -> Callable[[Coming], int]:
+        def measure(coming: Coming) -> int:
+            others = sum(claim.size for claim in coming.others)
+            return int((self.free - others) * 0.4) // ranks if coming.found is None else coming.found
+
+        return measure
 
     def take(self, turn: MemoryTurn, ranks: int = 1) -> int:
         """A rank's turn, from its first measure to its last page."""
@@ -127,8 +138,17 @@ def test_one_that_hangs_delays_a_start_by_a_minute(directory: str, caplog: pytes
             lock(Path(directory))
 
 
+def test_on_a_file_system_without_locks_it_goes_on(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    monkeypatch.setattr(fcntl, "lockf", fails)
+    assert FreeMemory(1000).take(MemoryTurn(directory, "alpha", 1, TurnClock())) == 400
+
+
 def test_one_that_fails_lets_others_go_on(directory: str) -> None:
-    def refuse(others: int) -> int:
+    def refuse(coming: Coming) -> int:
         raise MemoryError
 
     with pytest.raises(MemoryError), MemoryTurn(directory, "alpha", 1) as turn:
@@ -171,10 +191,185 @@ def test_without_a_directory_it_goes_on_without_a_lock(unusable: list[str]) -> N
         assert memory.take(MemoryTurn(directory, "alpha", 1)) == 400
 
 
-def test_what_is_others_counts_as_taken(tmp_path: Path) -> None:
-    root = MachineTree(tmp_path, available=100 * GIB).root
-    assert automatic_host_size(50 * GIB, root) == 20 * GIB
-    assert rank_host_size(TiersConfig().host, 2, 1 << 20, 50 * GIB, root) == 10 * GIB
+class Machine:
+    """One on which servers take what they find, by the rule of a start; each may be in a container of its own."""
+
+    def __init__(self, root: Path, available: int) -> None:
+        self.root, self.available = root, available
+        self.used: dict[str, int] = {}
+
+    def start(
+        self, server: str, ranks: int, size: int | None, limit: int | None = None, starter: Starter | None = None
+    ) -> Server:
+        return Server(self, server, ranks, HostConfig(size=None if size is None else Size(size)), limit, starter)
+
+
+class Server:
+    """Whose ranks come in turn."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        name: str,
+        ranks: int,
+        config: HostConfig,
+        limit: int | None,
+        starter: Starter | None,
+    ) -> None:
+        self.machine, self.name, self.ranks, self.config = machine, name, ranks, config
+        self.limit, self.starter = limit, starter
+
+    def root(self) -> Path:
+        """What is free by now."""
+        root = self.machine.root / self.name
+        if self.limit is not None:
+            pod(root, self.limit, self.machine.used.get(self.name, 0))
+        MachineTree(root, self.machine.available)
+        return root
+
+    def take(self, directory: str, clock: TurnClock, taking: Callable[[], None] = lambda: None) -> int:
+        """A rank's part; `taking` happens after it was found, before it is taken."""
+        root = self.root()
+        with MemoryTurn(directory, self.name, self.ranks, clock, starter=self.starter, root=root) as turn:
+            size = turn.size(lambda coming: rank_host_size(self.config, self.ranks, 1 << 20, coming, self.root()))
+            taking()
+            self.machine.available -= size
+            self.machine.used[self.name] = self.machine.used.get(self.name, 0) + size
+        return size
+
+
+def test_what_does_not_fit_is_refused_by_the_first_rank(directory: str, tmp_path: Path) -> None:
+    """And by each that comes after it, and nothing is noted of it."""
+    machine, clock = Machine(tmp_path, 60 * GIB), TurnClock()
+    alpha = machine.start("alpha", 4, 64 * GIB)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"^host.size: 64GiB for 4 of 4 rank.s. is more than the 60GiB"):
+            alpha.take(directory, clock)
+    assert machine.start("beta", 1, 60 * GIB).take(directory, clock) == 60 * GIB
+
+
+@pytest.mark.parametrize("size", [64 * GIB, None])
+def test_what_fits_is_refused_to_no_rank(directory: str, tmp_path: Path, size: int | None) -> None:
+    """Each finds less free than the one before, by what that has taken."""
+    machine, clock = Machine(tmp_path, 64 * GIB), TurnClock()
+    alpha = machine.start("alpha", 4, size)
+    found = [alpha.take(directory, clock) for _ in range(4)]
+    assert found == [16 * GIB if size else int(64 * GIB * 0.4) // 4] * 4
+
+
+def test_what_fits_is_refused_to_no_rank_where_they_take_it_together(directory: str, tmp_path: Path) -> None:
+    """The turn of one that takes long is not waited for: what is noted is right all the same."""
+    machine, clock = Machine(tmp_path, 64 * GIB), TurnClock()
+    alpha = machine.start("alpha", 4, 64 * GIB)
+
+    def beside() -> None:
+        second.append(alpha.take(directory, clock))
+        second.append(alpha.take(directory, clock, lambda: second.append(alpha.take(directory, clock))))
+
+    second: list[int] = []
+    assert alpha.take(directory, clock, beside) == 16 * GIB
+    assert second == [16 * GIB] * 3
+    assert machine.available == 0
+
+
+def test_a_rank_that_comes_late_has_its_part_all_the_same(directory: str, tmp_path: Path) -> None:
+    """Its replica's model took longer to load than others leave it memory for."""
+    machine, clock = Machine(tmp_path, 64 * GIB), TurnClock()
+    alpha = machine.start("alpha", 2, 64 * GIB)
+    assert alpha.take(directory, clock) == 32 * GIB
+    clock.now += 600
+    assert alpha.take(directory, clock) == 32 * GIB
+
+
+def test_what_was_taken_meanwhile_is_told_by_the_rank_that_lacks_it(directory: str, tmp_path: Path) -> None:
+    machine, clock = Machine(tmp_path, 64 * GIB), TurnClock()
+    alpha = machine.start("alpha", 2, 64 * GIB)
+    assert alpha.take(directory, clock) == 32 * GIB
+    machine.available -= 1 * GIB
+    with pytest.raises(ConfigError, match=r"^host.size: 32GiB for 1 of 2 rank.s. is more than the 31GiB"):
+        alpha.take(directory, clock)
+
+
+def test_without_notes_each_rank_answers_for_its_own_part(
+    unusable: list[str], directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know who came before it. A disk that is full takes no notes either."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for number, place in enumerate([*unusable, directory]):
+        machine, clock = Machine(tmp_path / f"machine{number}", 64 * GIB), TurnClock()
+        alpha = machine.start("alpha", 2, 64 * GIB)
+        assert [alpha.take(place, clock) for _ in range(2)] == [32 * GIB] * 2
+        with pytest.raises(ConfigError, match=r"^host.size: 32GiB for 1 of 2"):
+            alpha.take(place, clock)
+
+
+def test_another_pod_that_starts_takes_nothing_of_this_ones_room(directory: str, tmp_path: Path) -> None:
+    """Where both have the directory from the host."""
+    machine, clock = Machine(tmp_path, 200 * GIB), TurnClock()
+    alpha, beta = (machine.start(name, 2, 60 * GIB, limit=64 * GIB) for name in ("alpha", "beta"))
+    found = [server.take(directory, clock) for server in (alpha, beta, alpha, beta)]
+    assert found == [30 * GIB] * 4
+    machine.available = 90 * GIB
+    assert machine.start("gamma", 2, 60 * GIB, limit=64 * GIB).take(directory, clock) == 30 * GIB
+    with pytest.raises(ConfigError, match=r"60GiB for 1 .* 30GiB that are free beside what other servers that start"):
+        machine.start("delta", 1, 60 * GIB, limit=64 * GIB).take(directory, clock)
+
+
+def test_a_server_in_the_same_container_does(directory: str, tmp_path: Path) -> None:
+    machine, clock = Machine(tmp_path, 200 * GIB), TurnClock()
+    alpha = machine.start("alpha", 2, 40 * GIB, limit=64 * GIB)
+    assert alpha.take(directory, clock) == 20 * GIB
+    beside = machine.start("alpha", 1, 30 * GIB, limit=64 * GIB, starter=Starter(1, 2, 3))
+    with pytest.raises(ConfigError, match=r"30GiB for 1 of 1 .* 24GiB that are free in this container beside what"):
+        beside.take(directory, clock)
+
+
+def test_a_server_in_its_next_container_measures_anew(directory: str) -> None:
+    """It has the same name and its parent the same number; rank 0 of the old one was killed when it had its part."""
+    memory, clock = FreeMemory(1000), TurnClock()
+    old, new = Starter(1, 7, 100), Starter(1, 7, 2500)
+    taken = MemoryTurn(directory, "alpha", 2, clock, starter=old)
+    assert memory.take(taken, 2) == 200
+    memory.free = 500
+    found = [memory.take(MemoryTurn(directory, "alpha", 2, clock, starter=new), 2) for _ in range(2)]
+    assert found == [60, 60], "40 % of what is free but for what the old one's other rank may yet take"
+
+
+@pytest.mark.parametrize("change", [{"started": 1}, {"process": 1 << 30}])
+def test_what_a_start_noted_that_has_ended_is_free(directory: str, change: dict[str, int]) -> None:
+    """Where that can be seen: its parent is no more, or another process has its number."""
+    memory, clock = FreeMemory(1000), TurnClock()
+    mine = Starter.of_this_process()
+    assert memory.take(MemoryTurn(directory, "alpha", 2, clock, starter=mine._replace(**change)), 2) == 200
+    memory.free = 1000
+    assert memory.take(MemoryTurn(directory, "alpha", 2, clock, starter=mine), 2) == 200
+
+
+def test_ranks_know_their_start_by_their_parent(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, clock = FreeMemory(1000), TurnClock()
+    assert memory.take(MemoryTurn(directory, "alpha", 2, clock), 2) == 200
+    memory.free = 500
+    started = Starter.of_this_process().started
+    monkeypatch.setattr(starter, "_started", lambda proc, process: started + 1)
+    assert memory.take(MemoryTurn(directory, "alpha", 2, clock), 2) == 100, "of another start"
+
+
+def test_notes_that_somebody_stands_still_over_are_not_waited_for(directory: str) -> None:
+    memory, clock = FreeMemory(1000), TurnClock()
+    words = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    (Path(directory) / FILE).touch(0o600)
+    command = [sys.executable, "-c", words, str(Path(directory) / FILE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = clock.now
+        assert memory.take(MemoryTurn(directory, "alpha", 1, clock)) == 400
+        assert 1 < clock.now - before < TURN_SECONDS
+        other.communicate(b"\n")
 
 
 def test_a_stack_takes_its_memory_in_its_turn(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:

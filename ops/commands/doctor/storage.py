@@ -82,9 +82,9 @@ def directory(name: str) -> Finding:
             pass
     except OSError as error:
         if error.errno == errno.EROFS:
-            return wrong(
-                "is mounted read-only", "mount it for writing (after an I/O error: look at dmesg, run its fsck)"
-            )
+            from swift_tiers.radix_tiering.tiers.ssd.device_files import READ_ONLY, READ_ONLY_REMEDY
+
+            return wrong(READ_ONLY, READ_ONLY_REMEDY)
         remedy = f"change its owner or mode for user {os.geteuid()}: chown {os.geteuid()} {name}"
         return wrong(f"cannot be written: {error.strerror}", remedy)
     return ok("writable")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 AUTOMATIC_DEVICE_LIMIT = 256 * 2**30
 #: Smallest device file that is of any use, bytes.
 SMALLEST_DEVICE = 16 * 2**20
+#: What a directory may be that nothing can be made in, whoever this user is, and what to do.
+READ_ONLY = "is mounted read-only"
+READ_ONLY_REMEDY = "mount it for writing (after an I/O error: look at dmesg, run its fsck)"
+_BEFORE, _BEHIND = "swift-tiers-", ".stripe"  # of a rank's name in that of its files
 
 
 class MadeDevice(NamedTuple):
@@ -41,6 +46,13 @@ class MadeDevice(NamedTuple):
     discard: Callable[[bool], None]
 
 
+class LaunchRanks(NamedTuple):
+    """The names of a server's ranks: "dp0-tp0"."""
+
+    here: tuple[str, ...]  # those on this machine
+    everywhere: tuple[str, ...]
+
+
 class DeviceFiles(NamedTuple):
     """Where one rank of a server has its device files."""
 
@@ -49,7 +61,7 @@ class DeviceFiles(NamedTuple):
     config: SsdConfig
 
     def path_in(self, directory: Path) -> Path:
-        return directory / f"swift-tiers-{self.rank}.stripe"
+        return directory / f"{_BEFORE}{self.rank}{_BEHIND}"
 
     def paths(self) -> list[Path]:
         """The device files in the configured directories, then the configured block devices."""
@@ -59,24 +71,29 @@ class DeviceFiles(NamedTuple):
     def size_in(self, directory: Path) -> int:
         return new_device_size(self.config, directory, self.ranks)
 
-    def make_missing(self) -> None:
-        """Make the device files of the configured directories that are not there; all of them or, on an error, none.
+    def missing(self) -> list[Path]:
+        """The device files of the configured directories that a start makes: those that are not there.
 
         An empty file is all that may be left of a device, so it is made anew only where no other has any content.
-        Raises ConfigError or StripeSetBusyError.
         """
-        wanted = self.paths()[: len(self.config.directories)]
         again = nothing_left(self.paths())
+        wanted = self.paths()[: len(self.config.directories)]
+        return [path for path in wanted if not os.path.lexists(path) or (again and is_empty_file(path))]
+
+    def make_missing(self) -> None:
+        """Make those that are missing; all of them or, on an error, none. Raises ConfigError or StripeSetBusyError."""
+        again = nothing_left(self.paths())
+        missing = self.missing()
         made: list[Path] = []
         sizes: list[int] = []
+        for directory in self.config.directories:
+            remove_half_made(Path(directory))
         try:
-            for path in wanted:
-                remove_half_made(path.parent)
-                if not os.path.lexists(path) or (again and is_empty_file(path)):
-                    size = self.size_in(path.parent)
-                    create_device_file(path, size)
-                    made.append(path)
-                    sizes.append(size)
+            for path in missing:
+                size = self.size_in(path.parent)
+                create_device_file(path, size)
+                made.append(path)
+                sizes.append(size)
         except BaseException:
             for path in made:
                 path.unlink(missing_ok=True)
@@ -102,8 +119,7 @@ class DeviceFiles(NamedTuple):
         path = self.path_in(Path(directory))
         if not os.path.isabs(directory) or not os.path.isdir(directory):
             raise ConfigError(f"directory: {directory!r} is not the absolute path of a directory; make it first")
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise ConfigError(f"directory: {directory!r} is not writable for this user; change its owner or mode")
+        _check_writable("directory", directory)
         if any(os.path.exists(other) and path.exists() and os.path.samefile(path, other) for other in known):
             raise ConfigError(f"directory: {directory!r} holds a device of this server already; name another")
         existed = os.path.lexists(path) and not is_empty_file(path)
@@ -146,8 +162,11 @@ def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:
     return min(AUTOMATIC_DEVICE_LIMIT, free_in(directory) // 2 // ranks // max(1, sharing))
 
 
-def check_directories(config: SsdConfig, ranks: int) -> None:
-    """Raise ConfigError unless the directories can be used, and new device files fit in them, all of them together."""
+def check_directories(config: SsdConfig, ranks: int, launch: LaunchRanks | None = None) -> None:
+    """Raise ConfigError unless the directories can be used, and new device files fit in them, all of them together.
+
+    `ranks`: of the server on this machine, which `launch` names. Unset, they are taken for those whose files are there.
+    """
     names = config.directories
     for index, name in enumerate(names):
         field = f"ssd.directories[{index}]"
@@ -155,28 +174,48 @@ def check_directories(config: SsdConfig, ranks: int) -> None:
             raise ConfigError(f"{field}: {name!r} is no path")
         if not os.path.isdir(name):
             raise ConfigError(f"{field}: {name!r} is not a directory; make it, mount its device, or remove it")
-        if not os.access(name, os.W_OK | os.X_OK):
-            raise ConfigError(f"{field}: {name!r} is not writable for this user; change its owner or mode")
+        _check_writable(field, name)
     if len({os.path.realpath(name) for name in names}) != len(names):
         raise ConfigError("ssd.directories: the same directory is named twice; name each once")
-    _check_room(config, ranks)
+    _check_room(config, ranks, _ranks_there(config, ranks) if launch is None else launch.here)
 
 
-def _check_room(config: SsdConfig, ranks: int) -> None:
-    found = {name: device_files_in(Path(name)) for name in config.directories}
-    again = not config.devices and nothing_left([path for paths in found.values() for path in paths])
+def _check_writable(field: str, directory: str) -> None:
+    if os.access(directory, os.W_OK | os.X_OK):
+        return
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        raise ConfigError(f"{field}: {directory!r} {READ_ONLY}; {READ_ONLY_REMEDY}")
+    raise ConfigError(f"{field}: {directory!r} is not writable for this user; change its owner or mode")
+
+
+def _ranks_there(config: SsdConfig, ranks: int) -> list[str]:
+    """So many names of ranks, first of those that have device files."""
+    there = [_rank_of(path) for name in config.directories for path in device_files_in(Path(name))]
+    return list(dict.fromkeys([*there, *(f"dp0-tp{number}" for number in range(ranks))]))[:ranks]
+
+
+def _rank_of(path: Path) -> str:
+    return path.name.removeprefix(_BEFORE).removesuffix(_BEHIND)
+
+
+def unused_files(config: SsdConfig, launch: LaunchRanks) -> list[tuple[Path, int]]:
+    """The device files in the directories that are no rank's of this launch, and how large each is, bytes: of a server
+    that had other ranks."""
+    found = [path for name in config.directories for path in device_files_in(Path(name))]
+    return [(path, os.lstat(path).st_size) for path in found if _rank_of(path) not in launch.everywhere]
+
+
+def _check_room(config: SsdConfig, ranks: int, names: Sequence[str]) -> None:
+    missing = Counter(str(path.parent) for rank in names for path in DeviceFiles(rank, ranks, config).missing())
     needs: dict[int, list[tuple[str, int]]] = {}  # by file system: directory, bytes of its new files
-    for name, paths in found.items():
-        missing = ranks - (0 if again else len(paths))
-        if missing <= 0:
-            continue
+    for name, files in missing.items():
         size = new_device_size(config, Path(name), ranks)
         if size < SMALLEST_DEVICE:
             raise ConfigError(
                 f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
                 f"{format_size(SMALLEST_DEVICE)}"
             )
-        needs.setdefault(os.stat(name).st_dev, []).append((name, size * missing))
+        needs.setdefault(os.stat(name).st_dev, []).append((name, size * files))
     for together in needs.values():
         need = sum(size for _, size in together)
         # What was left half-made in any of them goes before anything is made there.
@@ -193,7 +232,7 @@ def _check_room(config: SsdConfig, ranks: int) -> None:
 
 def device_files_in(directory: Path) -> list[Path]:
     """The device files there, of all ranks."""
-    return sorted(directory.glob("swift-tiers-*.stripe"))
+    return sorted(directory.glob(f"{_BEFORE}*{_BEHIND}"))
 
 
 def _open_blank(path: Path, existed: bool) -> MadeDevice:

@@ -10,7 +10,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.memory import huge_array
 from swift_tiers.radix_tiering.base.usable_memory import (
-    MemoryLimit,
+    MemoryClaim,
     available_memory,
     container_limit,
     container_room,
@@ -130,7 +130,7 @@ def test_every_limit_is_found_wherever_it_lies(scene, tmp_path: Path) -> None:
     assert container_limit(tmp_path) == 64 * GIB
     assert container_room(tmp_path) == 54 * GIB
     assert available_memory(tmp_path) == 54 * GIB
-    assert MemoryLimit(64 * GIB, 10 * GIB) in memory_limits(tmp_path)
+    assert (64 * GIB, 10 * GIB) in [limit[:2] for limit in memory_limits(tmp_path)]
     assert total_memory(tmp_path) == 512 * GIB
 
 
@@ -154,8 +154,26 @@ def test_files_that_were_read_take_nothing_away(tmp_path: Path) -> None:
         (container_1, container_2)[number - 1](tree)
         place = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")[number - 1]
         (tree.limit_1, tree.limit_2)[number - 1](place, 64 * GIB, 63 * GIB, cached=60 * GIB)
-        assert memory_limits(root) == [MemoryLimit(64 * GIB, 3 * GIB)]
+        assert [limit[:2] for limit in memory_limits(root)] == [(64 * GIB, 3 * GIB)]
         assert available_memory(root) == 61 * GIB
+
+
+def test_what_others_are_about_to_take_counts_where_they_are(tmp_path: Path) -> None:
+    """Two services below one that has a limit for both, and one for itself."""
+    tree = MachineTree(tmp_path, available=100 * GIB)
+    tree.process("0::/gpu.slice/one", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
+    tree.limit_2("/sys/fs/cgroup/gpu.slice", 64 * GIB)
+    tree.limit_2("/sys/fs/cgroup/gpu.slice/one", 40 * GIB)
+    own, shared = [limit.group for limit in memory_limits(tmp_path)]
+    assert own != shared
+    sibling = MemoryClaim(30 * GIB, frozenset({shared, "memory.max 1"}))
+    stranger = MemoryClaim(30 * GIB, frozenset({"memory.max 2"}))
+    assert container_room(tmp_path, [stranger]) == 40 * GIB
+    assert container_room(tmp_path, [sibling]) == 34 * GIB
+    assert container_room(tmp_path, [sibling] * 3) == 0
+    assert available_memory(tmp_path, [stranger] * 2) == 40 * GIB
+    assert available_memory(tmp_path, [stranger] * 3) == 10 * GIB
+    assert available_memory(tmp_path, [stranger] * 4) == 0
 
 
 def test_more_cached_than_used_is_nothing_used(tmp_path: Path) -> None:
