@@ -10,27 +10,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
-import re
-import socket
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-import msgspec
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs
 
-from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.base.release import required_sglang
-from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
-from .build.assembly import Rank, check_donor, check_machine
-from .build.lease_directory import check_lease_directory
+from .build.assembly import Rank
+from .build.start_checks import check_start, server_name, without_a_bus_that_cannot_be
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import check_capability, check_model, check_modes, check_speculation, check_windows
 
@@ -38,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 #: Tokens of a page unless `--page-size` says otherwise: with SGLang's default of 1, everything is per token.
 DEFAULT_PAGE_SIZE = 16
-#: Characters of a server's name on the bus.
-LONGEST_NAME = 128
 _LINKER = {"linker": "SwiftLinker", "linker_module_path": "swift_tiers.sglang_ext.way.linker"}
 _SOURCE = "swift-tiers"
 
@@ -111,7 +103,8 @@ def check_modes_arguments(server_args: Any, previous: Any) -> None:
 
 
 def check_capabilities(server_args: Any, previous: Any) -> None:
-    """Resolution step, a late one, in which SGLang switches its radix cache off for some models."""
+    """Resolution step, a late one, in which SGLang switches its radix cache off for some models. It has chosen by
+    then how large chunks are, unless it was told."""
     previous(server_args)
     view = resolving_view(server_args)
     if view.enable_swift_tiers:
@@ -119,6 +112,7 @@ def check_capabilities(server_args: Any, previous: Any) -> None:
 
         with _refusing(server_args):
             check_capability(view, model_config_of(server_args))
+            _check_chunk(view.chunked_prefill_size, view.page_size)
 
 
 def prepare_swiftkv_arguments(server_args: Any, previous: Any) -> None:
@@ -194,39 +188,6 @@ def _effective_config(view: Any) -> dict[str, Any]:
     return content
 
 
-def without_a_bus_that_cannot_be(config: TiersConfig) -> tuple[TiersConfig, str]:
-    """The configuration without bus, and so without peers, where others have taken the embedded Redis' usual place; and
-    what to say of that.
-
-    The usual place may lie in /tmp, where any user of the machine can make it first: that must not end a start. A place
-    that was named is the operator's own to mend.
-    """
-    bus, peer = config.bus, config.peer
-    if not bus.enabled or bus.url is not None or bus.directory is not None:
-        return config, ""
-    try:
-        check_directory(socket_path().parent)
-    except ConfigError as error:
-        alone = " and lending or borrowing no memory" if peer.donate or peer.borrow else ""
-        silent = msgspec.structs.replace(bus, enabled=False, control=False)
-        lonely = msgspec.structs.replace(peer, donate=False, borrow=False)
-        return (
-            msgspec.structs.replace(config, bus=silent, peer=lonely),
-            f"serving without the bus{alone}: {error}, or set bus.url",
-        )
-    return config, ""
-
-
-def server_name(port: int, dist_init_addr: str | None, nodes: int) -> str:
-    """The name on the bus of a server that was given none.
-
-    On one machine it is of the host, the port and this process; over several ones of what all of them are given, the
-    address where they meet.
-    """
-    words = dist_init_addr if nodes > 1 and dist_init_addr else f"{socket.gethostname()}-{port}-{os.getpid()}"
-    return re.sub(r"[^A-Za-z0-9._-]", "-", words)[-LONGEST_NAME:]
-
-
 def _check(view: Any) -> None:
     if not view.enable_swift_tiers:
         if view.swift_tiers_config:
@@ -247,18 +208,22 @@ def _check(view: Any) -> None:
     page_size = DEFAULT_PAGE_SIZE if view.page_size is None else view.page_size
     if page_size < 1:
         raise ConfigError(f"--page-size: {page_size} is not a number of tokens; use for example {DEFAULT_PAGE_SIZE}")
-    chunk = view.chunked_prefill_size
+    _check_chunk(view.chunked_prefill_size, page_size)
+    check_start(
+        config,
+        server=server_name(view.port, view.dist_init_addr, view.nnodes),
+        last=Rank(view.tp_size - 1, view.tp_size, view.dp_size - 1, view.dp_size),
+        machines=view.nnodes,
+        machine=view.node_rank,
+        memory_saver=view.enable_memory_saver,
+    )
+
+
+def _check_chunk(chunk: int | None, page_size: int) -> None:
     if chunk is not None and chunk > 0 and chunk % page_size:
         raise ConfigError(
             f"--page-size: {page_size} does not divide --chunked-prefill-size {chunk}; use {chunk} // n for some n"
         )
-    check_machine(config, ranks=Rank(0, view.tp_size, 0, view.dp_size).here(view.nnodes))
-    check_donor(config, memory_saver=view.enable_memory_saver)
-    check_lease_directory(config)
-    if config.bus.enabled:
-        from swift_tiers.radix_tiering.bus.redis.connection import check
-
-        check(config.bus)
 
 
 def check_release() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+
+from ..base.errors import USAGE, CommandError
 
 SUMMARY = "explain, print or check the configuration"
+#: SGLang's default, of a server whose name is not known yet.
+PORT = 30000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +41,17 @@ def run(options: argparse.Namespace) -> int:
 def _check(name: str, ranks: int) -> int:
     from swift_tiers.radix_tiering.base.read_config import load_config
 
+    if ranks < 1:
+        raise CommandError(f"--ranks: {ranks} is not a number of ranks; give 1 or more", USAGE)
     config = load_config(f"@{name.removeprefix('@')}")
     # The same look at the machine that a server takes: it imports torch, so only after the cheap part.
-    from swift_tiers.sglang_ext.build.assembly import check_machine
+    from swift_tiers.sglang_ext.build.assembly import Rank
+    from swift_tiers.sglang_ext.build.start_checks import check_start, server_name, without_a_bus_that_cannot_be
 
-    check_machine(config, ranks)
+    config, trouble = without_a_bus_that_cannot_be(config)
+    check_start(config, server=server_name(PORT, None, 1), last=Rank(ranks - 1, ranks, 0, 1), make=False)
+    if trouble:
+        print(f"swift-tiers: warning: {trouble}", file=sys.stderr)
     print("ok")
     return 0
 

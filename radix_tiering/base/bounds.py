@@ -29,4 +29,6 @@ def donation_bounds(donate: bool | str) -> DonationBounds | None:
         raise ConfigError(
             f'peer.donate: {donate!r} is not true, false or a range of the pool; use for example "0..60%"'
         )
+    if not most:
+        raise ConfigError(f'peer.donate: {donate!r} lends nothing; use for example "0..60%", or false')
     return DonationBounds(least / 100, most / 100)

@@ -6,20 +6,29 @@ Every refusal is a `ConfigError` of one line that names the field and the remedy
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from .bounds import donation_bounds
-from .config import BusConfig, RemoteConfig, Section, TiersConfig
+from .config import BusConfig, RemoteConfig, Section, SsdConfig, TiersConfig
 from .errors import ConfigError
 from .page import BLOCK_BYTES
 from .redis_address import parse_url
 from .units import Duration, Size, format_size
+
+#: How it is found out what a file is written in.
+_KINDS = "a file is read as TOML if its name ends with .toml, otherwise as JSON or TOML, whichever it is"
+#: Fields that have no effect unless another one of their section is set.
+_OF_SSD = tuple(name for name in SsdConfig.__struct_fields__ if name not in ("directories", "devices"))
+_OF_PEERS = ("term", "recall_bound", "directory")
+_OF_DONORS = ("window", "keep", "bandwidth", "interference", "pool_layout")
+_OF_BORROWERS = ("borrow_limit",)
 
 
 def _decode(kind: type, value: object) -> object:
@@ -63,10 +72,39 @@ def parse_config(content: dict[str, Any]) -> TiersConfig:
             raise ConfigError(
                 f'{name}.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it'
             )
+    _check_ssd(config)
     _check_bus(config.bus)
     _check_peer(config)
     _check_remote(config.remote)
     return config
+
+
+def _refuse_void(section: str, fields: Section, names: Iterable[str], needed: str) -> None:
+    """Raise ConfigError for a field that was set though it has no effect; `needed`: what would give it one."""
+    defaults = type(fields)()
+    for name in names:
+        if getattr(fields, name) != getattr(defaults, name):
+            raise ConfigError(f"{section}.{name}: has no effect without {needed}; set that, or remove it")
+
+
+def _check_directory(field: str, name: str) -> None:
+    """Raise ConfigError for one that would be another in a process that works elsewhere."""
+    if not os.path.isabs(name):
+        raise ConfigError(f"{field}: {name!r} is not an absolute path; write it from / on")
+
+
+def _check_ssd(config: TiersConfig) -> None:
+    ssd = config.ssd
+    if not ssd.directories and not ssd.devices:
+        _refuse_void("ssd", ssd, _OF_SSD, "ssd.directories or ssd.devices")
+    for field in ("directories", "devices", "add_beneath"):
+        for index, name in enumerate(getattr(ssd, field)):
+            _check_directory(f"ssd.{field}[{index}]", name)
+    if ssd.gpu_direct == "on" and not config.device.landing:
+        raise ConfigError(
+            'ssd.gpu_direct: there is no memory of the GPU to read to with device.landing 0; use for example "256MiB" '
+            "there, or remove ssd.gpu_direct"
+        )
 
 
 def _check_remote(remote: RemoteConfig) -> None:
@@ -74,6 +112,11 @@ def _check_remote(remote: RemoteConfig) -> None:
         raise ConfigError(
             'remote: has no effect without remote.engine; set it, for example to "mooncake", or remove it'
         )
+    name = remote.engine
+    if name is not None and not name.strip():
+        raise ConfigError('remote.engine: names no engine; set it, for example to "mooncake", or remove it')
+    if name is not None and name != name.strip():
+        raise ConfigError(f'remote.engine: {name!r} has spaces around it; use "{name.strip()}"')
     if not 0.001 <= remote.lookup_deadline <= 1:
         raise ConfigError(
             f'remote.lookup_deadline: {remote.lookup_deadline} is not between 1ms and 1s; use for example "20ms"'
@@ -85,6 +128,19 @@ def _check_remote(remote: RemoteConfig) -> None:
 def _check_peer(config: TiersConfig) -> None:
     peer = config.peer
     donation_bounds(peer.donate)
+    if not peer.donate and not peer.borrow:
+        _refuse_void("peer", peer, _OF_PEERS, "peer.donate or peer.borrow")
+    if not peer.donate:
+        _refuse_void("peer", peer, _OF_DONORS, "peer.donate")
+    if not peer.borrow:
+        _refuse_void("peer", peer, _OF_BORROWERS, "peer.borrow")
+    if peer.borrow_limit is not None and peer.borrow_limit < 2**20:
+        raise ConfigError(
+            f"peer.borrow_limit: with {peer.borrow_limit}, less than 1MiB, nothing is borrowed; write the unit, for "
+            'example "16GiB", or remove it'
+        )
+    if peer.directory is not None:
+        _check_directory("peer.directory", os.path.expanduser(peer.directory))
     if (peer.borrow or peer.donate) and not config.bus.enabled:
         raise ConfigError("peer: servers find each other through the bus; set bus.enabled = true, or remove peer")
     if not 0.01 <= peer.recall_bound <= 5:
@@ -103,6 +159,8 @@ def _check_peer(config: TiersConfig) -> None:
 
 
 def _check_bus(bus: BusConfig) -> None:
+    if bus.control and not bus.enabled:
+        raise ConfigError("bus.control: has no effect without the bus; set bus.enabled = true, or remove it")
     address = None if bus.url is None else parse_url(bus.url)
     for name in ("username", "password_file", "ca_file", "certificate_file", "key_file"):
         if getattr(bus, name) is not None and address is None:
@@ -116,6 +174,8 @@ def _check_bus(bus: BusConfig) -> None:
         raise ConfigError("bus.key_file: has no effect without a certificate; set bus.certificate_file, or remove it")
     if bus.directory is not None and address is not None:
         raise ConfigError("bus.directory: has no effect with bus.url; remove one of the two")
+    if bus.directory is not None:
+        _check_directory("bus.directory", os.path.expanduser(bus.directory))
     # No character that patterns, `redis-cli` or CLIENT SETNAME treat in a way of their own. A server's name is one word
     # of a key, and colons part these.
     for name, value, marks in (("prefix", bus.prefix, ". _ : -"), ("server", bus.server, ". _ -")):
@@ -151,27 +211,30 @@ def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
     if source.startswith("@"):
         name = source[1:]
         try:
-            text = Path(name).expanduser().read_text()
-        except (OSError, UnicodeDecodeError) as error:
+            # Some editors begin a file with a mark that says it is UTF-8.
+            text = Path(name).expanduser().read_text(encoding="utf-8-sig")
+        except (OSError, ValueError, RuntimeError) as error:  # also a home directory that there is none
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"{name}: cannot be read ({reason}); name a TOML or JSON file after the @") from None
         if name.endswith(".toml"):
             try:
                 return tomllib.loads(text)
-            except tomllib.TOMLDecodeError as error:
-                raise ConfigError(f"{name}: not valid TOML: {error}") from None
+            except RecursionError:
+                raise ConfigError(f"{name}: is nested too deeply to be a configuration") from None
+            except ValueError as error:
+                raise ConfigError(f"{name}: not valid TOML: {error}; {_KINDS}") from None
     try:
         content = json.loads(text, object_pairs_hook=_once)
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply to be a configuration") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         if source.startswith("@"):
             try:
                 return tomllib.loads(text)
-            except tomllib.TOMLDecodeError:
+            except (ValueError, RecursionError):
                 pass
-        hint = "" if source.startswith("@") else "; to read a file, put @ before its name"
-        raise ConfigError(f"{name}: not valid JSON: {error}{hint}") from None
+        hint = _KINDS if source.startswith("@") else "to read a file, put @ before its name"
+        raise ConfigError(f"{name}: not valid JSON: {error}; {hint}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: must be a JSON object such as {{}}, not {type(content).__name__}")
     return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 _SIZES = {
     "": 1,
@@ -18,6 +19,10 @@ _SIZES = {
 }
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+#: What kernels and tensors count bytes with ends before.
+_TOO_MANY_BYTES = 2**63
+#: For which a thread can wait, which counts nanoseconds likewise.
+_LONGEST_SECONDS = 2**63 // 10**9
 
 
 class Size(int):
@@ -25,16 +30,17 @@ class Size(int):
 
     @classmethod
     def parse(cls, value: object) -> Size:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return cls(value)
-        match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
         factor = _SIZES.get(match[2].lower()) if match else None
         if match is None or factor is None:
             raise ValueError(f'{value!r} is not a size: write it as "512MiB", "8GiB" or "2TiB"')
-        try:
-            return cls(float(match[1]) * factor)
-        except OverflowError:
-            raise ValueError(f"{str(value)[:20]!r}... is more bytes than there are anywhere") from None
+        number, about = match[1], float(match[1]) * factor
+        if about <= _TOO_MANY_BYTES:
+            count = cls(about if "." in number else int(number) * factor)
+            if count < _TOO_MANY_BYTES:
+                return count
+        raise ValueError(f"{str(value)[:20]!r}... is more bytes than there are anywhere")
 
     def __str__(self) -> str:
         return format_size(int(self))
@@ -49,13 +55,20 @@ class Duration(float):
         factor = _SECONDS.get(match[2].lower()) if match else None
         if match is None or factor is None:
             raise ValueError(f'{value!r} is not a duration: write it as "250ms", "2s" or "5min"')
-        return cls(float(match[1]) * factor)
+        seconds = float(match[1]) * factor
+        if seconds > _LONGEST_SECONDS:
+            raise ValueError(f"{str(value)[:20]!r}... is longer than anything can be waited for")
+        return cls(seconds)
 
     def __str__(self) -> str:
+        """What `parse` reads back as the same number: the ranks of a server get durations as text."""
+        seconds = float(self)
         for unit, factor in reversed(_SECONDS.items()):
-            if self >= factor:
-                return f"{float(self) / factor:g}{unit}"
-        return f"{float(self) / 1e-6:g}us"
+            # At most six digits, which are not all that every number has, and large ones with an exponent.
+            text = f"{seconds / factor:g}"
+            if (seconds >= factor or unit == "us") and _NUMBER.fullmatch(text) and float(text) * factor == seconds:
+                return f"{text}{unit}"
+        return f"{Decimal(repr(seconds)):f}s"
 
 
 def format_size(count: int) -> str:

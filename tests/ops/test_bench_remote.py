@@ -25,7 +25,7 @@ def test_why_the_store_is_not_open_is_told(monkeypatch: pytest.MonkeyPatch, reas
     both._events = EventLog(lambda: 1.0)
     both._tier = SimpleNamespace(snapshot=lambda: SimpleNamespace(ready=False), close=lambda: closed.append(True))
     for reason in reasons:
-        both._events.emit("remote.engine_gone", reason=reason)
+        both._events.emit("remote.cannot_be_opened", reason=reason)
     with pytest.raises(CommandError, match=f"the child does not open the store: {told}"):
         both.__enter__()
     assert closed

@@ -46,6 +46,10 @@ def test_a_good_file(name: str, text: str, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ('{"bus": {"url": "redis://x", "password_file": "/nowhere/at/all"}}', ["bus.password_file", "cannot be read"]),
+        ('{"bus": {"directory": "/etc/hostname"}}', ["bus.directory", "not a directory"]),
+        ('{"peer": {"donate": true, "directory": "/nowhere/at/all"}}', ["peer.directory", "cannot be made"]),
+        ('{"peer": {"donate": true}, "bus": {"server": "%s"}}' % ("x" * 90), ["peer.directory", "bus.server"]),
         ('{"host": {"sice": 1}}', ["host.sice", "unknown field"]),
         ('{"host": {"size": "lots"}}', ["host.size"]),
         ('{"host": {"size": "9999TiB"}}', ["host.size", "machine"]),
@@ -62,6 +66,28 @@ def test_a_bad_file_is_one_line_and_2(
     assert error.startswith("swift-tiers: error: ")
     assert error.count("\n") == 1
     assert all(word in error for word in words), error
+
+
+def test_a_check_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server makes the directory where it listens; whoever asks before it may be another user."""
+    peer = {"donate": True, "directory": str(tmp_path / "leases")}
+    (tmp_path / "a.json").write_text(json.dumps({"peer": peer}))
+    assert cli.main(["config", "--check", str(tmp_path / "a.json"), "--ranks", "8"]) == 0, capsys.readouterr().err
+    assert not (tmp_path / "leases").exists()
+    assert cli.main(["config", "--check", str(tmp_path / "a.json"), "--ranks", "0"]) == 2
+
+
+def test_a_bus_that_a_server_would_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "swift-tiers").mkdir()
+    (tmp_path / "swift-tiers").chmod(0o777)
+    (tmp_path / "a.json").write_text('{"peer": {"borrow": true, "borrow_limit": "1GiB"}}')
+    assert cli.main(["config", "--check", str(tmp_path / "a.json")]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("ok\n", 1)
+    assert shown.err.startswith("swift-tiers: warning: serving without the bus and lending or borrowing no memory: ")
 
 
 def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -645,7 +645,9 @@ def test_one_server_only(inspect: Inspect, alpha: HandWritten, beta: HandWritten
     assert "there is no server gamma on this bus; there are: alpha, beta" in shown.error
 
 
-def test_the_bus_of_a_configuration(inspect: Inspect, redis: RealRedis, tmp_path: Path) -> None:
+def test_the_bus_of_a_configuration(
+    inspect: Inspect, redis: RealRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     HandWritten(redis.admin, "mine", prefix="other").write()
     file = tmp_path / "tiers.toml"
     file.write_text(f'[host]\nsize = "1GiB"\n[bus]\nurl = "{redis.url}"\nprefix = "other"\n')
@@ -655,6 +657,9 @@ def test_the_bus_of_a_configuration(inspect: Inspect, redis: RealRedis, tmp_path
     assert "mine" in inspect("servers", "--config", elsewhere).out, "--url goes before it"
     shown = inspect("servers", "--config", f"@{file}", "--directory", str(tmp_path), url="")
     assert shown.code == 1
+    assert f"embedded Redis at unix://{tmp_path}/redis.sock: not reachable" in shown.error
+    monkeypatch.chdir(tmp_path.parent)
+    shown = inspect("servers", "--directory", tmp_path.name, url="")
     assert f"embedded Redis at unix://{tmp_path}/redis.sock: not reachable" in shown.error
 
 

@@ -19,6 +19,7 @@ from swift_tiers.ops.commands.profile.procedure import make_profile
 from swift_tiers.ops.commands.profile.report import show
 from swift_tiers.ops.commands.profile.session import PromptTiming, ServedModel
 from swift_tiers.ops.commands.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
+from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.read_config import load_config, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
@@ -259,8 +260,8 @@ def test_tiers_have_room_for_a_prefix_whatever_is_configured(model: Path, tmp_pa
 
 
 def test_whole_devices_are_left_alone(model: Path) -> None:
-    with prepare(str(model), '{"ssd": {"devices": ["/dev/nvme9n1"]}}', []) as setting:
-        assert given(setting).ssd.devices == ()
+    with prepare(str(model), '{"ssd": {"devices": ["/dev/nvme9n1"], "gpu_direct": "on"}}', []) as setting:
+        assert given(setting).ssd == SsdConfig()
         assert setting.sources == ("host",)
         assert "block device" in setting.left_out["ssd"]
 

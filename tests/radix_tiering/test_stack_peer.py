@@ -286,7 +286,8 @@ def test_a_lease_takes_in_what_host_memory_holds_already() -> None:
 
 
 def test_a_limit_bounds_what_is_wanted() -> None:
-    stack, peer, _ = lent(slots=1, host_pages=16, peer={"borrow_limit": 2 * PAGE, "borrow": True})
+    stack, peer, _ = lent(slots=1, host_pages=16)
+    peer.limit = 2 * PAGE
     put(stack, chain(*range(12)))
     quiet(stack, peer)
     assert 0 < peer.wanted <= 2 * PAGE

@@ -10,6 +10,7 @@ import stat
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
 
 from support import forked
 from support.models import tiny_gemma, tiny_mla
@@ -103,6 +104,11 @@ def test_command_lines(model, tmp_path):
     held.truncate(2**25)
     fcntl.flock(held, fcntl.LOCK_EX)
 
+    full = tmp_path / "full"
+    full.mkdir()
+    for rank in ("dp0-tp0", "dp0-tp1"):
+        create_device_file(full / f"swift-tiers-{rank}.stripe", 2**24)
+
     def ssd(*directories, **more):
         return ["--swift-tiers-config", json.dumps({"ssd": {"directories": [str(d) for d in directories], **more}})]
 
@@ -114,9 +120,14 @@ def test_command_lines(model, tmp_path):
     (squatted / "swift-tiers").chmod(0o777)
     donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
 
+    long_named = ["--swift-tiers-config", json.dumps({"peer": {"donate": True}, "bus": {"server": "x" * 90}})]
+
     def leases(directory, donate=True):
         peer = {"donate": donate, "borrow": True, "directory": str(directory)}
         return ["--swift-tiers-config", json.dumps({"peer": peer})]
+
+    def remote(engine, **options):
+        return ["--swift-tiers-config", json.dumps({"remote": {"engine": engine, "options": options}})]
 
     accepted = {
         "off": base,
@@ -124,12 +135,14 @@ def test_command_lines(model, tmp_path):
         "file": [*ours, "--swift-tiers-config", f"@{file}"],
         "page size": [*ours, "--page-size", "64"],
         "ssd": [*ours, *ssd(good, size_per_device="32MiB")],
+        "ranks with files": [*ours, *ssd(full, size_per_device="900TiB"), "--tp-size", "2"],
         "no bus": [*ours, *bus(enabled=False, url="redis://x", password_file=str(tmp_path / "missing"))],
         "named": [*ours, *bus(server="alpha")],
         "donor": [*ours, *donor, "--dp-size", "2"],
         "leases": [*ours, *leases(tmp_path / "leases")],
+        "dynamic engine": [*ours, *remote("dynamic", module_path="ours", class_name="Store", backend_name="ours")],
         "others' leases": [*ours, *leases(file / "below", donate=False)],
-        "squatted": ["in", str(squatted), *ours, "--swift-tiers-config", '{"peer": {"borrow": true}}'],
+        "squatted": ["in", str(squatted), *ours, "--swift-tiers-config", '{"peer": {"borrow": true, "term": "5s"}}'],
         "experts": [*ours, "--tp-size", "2", "--ep-size", "2"],
         "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
     }
@@ -140,8 +153,10 @@ def test_command_lines(model, tmp_path):
         "ssd.directories[0]": [*ours, *ssd(tmp_path / "missing")],
         "ssd.directories": [*ours, *ssd(good, good)],
         "ssd.size_per_device": [*ours, *ssd(good, size_per_device="900TiB")],
+        "ssd.size_per_device: the 900TiB of new": [*ours, *ssd(full, size_per_device="900TiB"), "--dp-size", "2"],
         "ssd:": [*ours, *ssd(busy)],
         "--page-size": [*ours, "--page-size", "48", "--chunked-prefill-size", "1024"],
+        "--page-size: 24 does not divide --chunked-prefill-size": [*ours, "--page-size", "24"],
         "--disable-radix-cache": [*ours, "--disable-radix-cache"],
         "--enable-hierarchical-cache": [*ours, "--enable-hierarchical-cache"],
         "--attn-dp-size": [*ours, "--tp-size", "2", "--attn-dp-size", "2"],
@@ -160,6 +175,10 @@ def test_command_lines(model, tmp_path):
         "bus.url": [*ours, *bus(url="http://x")],
         "bus.directory": [*ours, *bus(directory=str(file))],
         "peer.directory": [*ours, *leases(file / "below")],
+        "remote.engine: names no engine": [*ours, *remote("")],
+        "remote.engine: ' mooncake ' has spaces": [*ours, *remote(" mooncake ")],
+        "remote.engine: SGLang has no storage backend 'moncake'": [*ours, *remote("moncake")],
+        "x.dp1-tp1.lease is too long": [*ours, *long_named, "--dp-size", "2", "--tp-size", "2"],
         "peer.donate: 'much' is not": [*ours, "--swift-tiers-config", '{"peer": {"donate": "much"}}'],
         "--swift-tiers-config: has no effect": [*base, "--swift-tiers-config", '{"host": {}}'],
     }
@@ -280,10 +299,10 @@ def test_swiftkv_models(tmp_path):
         assert re.search(pattern, lines[0]), (pattern, lines)
 
 
-@pytest.mark.parametrize("peer", [{}, {"donate": True}, {"borrow": True}])
+@pytest.mark.parametrize("peer", [{}, {"donate": True, "window": "5s"}, {"borrow": True, "borrow_limit": "1GiB"}])
 def test_a_squatted_directory_of_the_bus_ends_no_start(tmp_path, monkeypatch, peer):
     from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config
-    from swift_tiers.sglang_ext.arguments import without_a_bus_that_cannot_be
+    from swift_tiers.sglang_ext.build.start_checks import without_a_bus_that_cannot_be
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     config = parse_config({"peer": peer, "bus": {"control": True}})

@@ -41,7 +41,7 @@ def bus_config(options: argparse.Namespace) -> BusConfig:
         content |= {"url": options.url, "directory": None}
     if options.directory is not None:
         kept = {name: content[name] for name in ("enabled", "prefix")}
-        content = {**kept, "directory": options.directory}
+        content = {**kept, "directory": os.path.abspath(os.path.expanduser(options.directory))}
     config = parse_config({"bus": content}).bus
     if not config.enabled:
         raise CommandError("bus.enabled is false: a server with this configuration says nothing", USAGE)

@@ -124,13 +124,13 @@ def _host_size(config: TiersConfig, shape: ModelShape, longest: int) -> int:
 
 
 def _ssd(content: dict[str, Any], directories: Sequence[Path], shape: ModelShape, longest: int) -> dict[str, Any]:
-    """The stripe set over scratch directories, with room for a prefix and half of one."""
-    size = None
-    if directories:
-        share = 3 * longest * shape.token_bytes // (2 * len(directories))
-        size = round_up(max(SMALLEST_DEVICE, share), 2**20)
-        if content["size_per_device"] is not None:
-            size = min(size, content["size_per_device"])
+    """The stripe set over scratch directories, with room for a prefix and half of one; none without directories."""
+    if not directories:
+        return {}
+    share = 3 * longest * shape.token_bytes // (2 * len(directories))
+    size = round_up(max(SMALLEST_DEVICE, share), 2**20)
+    if content["size_per_device"] is not None:
+        size = min(size, content["size_per_device"])
     return {**content, "directories": [str(one) for one in directories], "devices": [], "size_per_device": size}
 
 

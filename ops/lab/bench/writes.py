@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures, details = [], {}
     for name, geometry in PAGES.items():
         with tempfile.TemporaryDirectory(prefix="swift-tiers-bench-", dir=options.directory) as folder:
-            many, few = _measured(Path(folder), geometry, options.rounds)
+            many, few = _measured(Path(folder).absolute(), geometry, options.rounds)
         details[name] = {"many": [one._asdict() for one in many], "few": [one._asdict() for one in few]}
         print(f"pages of {name}, {BURST_BYTES // geometry.page_bytes} at once, {options.rounds} rounds")
         for what in BurstCost._fields:

@@ -37,7 +37,7 @@ def section_of(field: str) -> tuple[str, str]:
 
 
 #: What else has to be set in a section for its other fields to have an effect.
-NEEDED = {"remote": {"engine": "file"}}
+NEEDED: dict[str, dict[str, Any]] = {"remote": {"engine": "file"}, "ssd": {"directories": ["/ssd0"]}}
 
 
 def policy_value(field: str, value: str | float) -> Any:

@@ -168,10 +168,15 @@ def _credentials(config: BusConfig) -> _Password | None:
     if config.password_file is not None:
         password = read_secret("bus.password_file", config.password_file, "a password")
     else:
-        password = os.environ.get(PASSWORD_VARIABLE, "")
+        password = _password_given()
     if not password and config.username is None:
         return None
     return _Password(config.username, password)
+
+
+def _password_given() -> str:
+    """That of the environment, without the end of the line with which a secret's file was read into it."""
+    return os.environ.get(PASSWORD_VARIABLE, "").rstrip("\r\n")
 
 
 def _check_tls_files(config: BusConfig) -> None:
@@ -284,7 +289,7 @@ def _credentials_given(config: BusConfig) -> str:
     names = ["bus.username"] if config.username is not None else []
     if config.password_file is not None:
         names.append("bus.password_file")
-    elif os.environ.get(PASSWORD_VARIABLE):
+    elif _password_given():
         names.append(f"${PASSWORD_VARIABLE}")
     return " and ".join(names)
 

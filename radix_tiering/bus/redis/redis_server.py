@@ -192,13 +192,22 @@ os.register_at_fork(after_in_child=_forget_all)
 def default_directory() -> Path:
     """`$XDG_RUNTIME_DIR/swift-tiers` where this user has such a directory, else `/tmp/swift-tiers-UID`."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    try:
-        # A shell of another user (`sudo -E`) may have left its own.
-        if runtime and os.stat(runtime).st_uid == os.geteuid():
-            return Path(runtime).absolute() / "swift-tiers"
-    except OSError:
-        pass
+    if runtime and not unusable_runtime_directory():
+        return Path(runtime).absolute() / "swift-tiers"
     return Path(f"/tmp/swift-tiers-{os.geteuid()}")
+
+
+def unusable_runtime_directory() -> str:
+    """Why the `$XDG_RUNTIME_DIR` that was given is not used; empty: it is, or there is none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if not runtime:
+        return ""
+    try:
+        owner = os.stat(runtime).st_uid
+    except OSError as error:
+        return f"{runtime} cannot be used ({error.strerror})"
+    # A shell of another user (`sudo -E`) may have left its own; a volume of a pod is root's.
+    return "" if owner == os.geteuid() else f"{runtime} belongs to uid {owner}"
 
 
 def socket_path(directory: str | Path | None = None) -> Path:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base import read_config
+from swift_tiers.radix_tiering.base.config import PeerConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import dump_config, explain, load_config, parse_config, shown_config
 from swift_tiers.radix_tiering.base.units import Duration, Size, format_size
@@ -42,6 +45,59 @@ def test_a_duration_needs_its_unit():
         Duration.parse(5)
 
 
+@given(st.floats(0, 2**33, allow_subnormal=False))
+@example(3_600_000_000.0)
+@example(Duration.parse("123.45678ms"))
+@example(Duration.parse("0.0001us"))
+def test_a_duration_as_text_is_the_same_number(seconds):
+    assert Duration.parse(str(Duration(seconds))) == seconds
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_size_as_number_or_text_is_the_same_number(count):
+    assert Size.parse(count) == Size.parse(str(count)) == count
+    config = parse_config({"host": {"size": count}})
+    assert parse_config(json.loads(json.dumps(dump_config(config)))) == config
+
+
+@given(st.integers(10_000, 5_000_000), st.sampled_from(["us", "ms", "s"]), st.integers(0, 5))
+def test_ranks_accept_what_the_launcher_accepted(number, unit, digits):
+    """They get its text of it, in which four times a bound was once less than four times that bound."""
+
+    def text(count):
+        return f"{count // 10**digits}.{count % 10**digits:0{digits}}{unit}" if digits else f"{count}{unit}"
+
+    peer = {"borrow": True, "recall_bound": text(number), "term": text(4 * number)}
+    try:
+        config = parse_config({"peer": peer})
+    except ConfigError:
+        return  # out of bounds; or one in which four times the one is more than the other
+    assert parse_config(json.loads(json.dumps(dump_config(config)))) == config
+
+
+@pytest.mark.parametrize("text", ["1000000h", "123.45678ms"])
+def test_a_deadline_of_many_digits_is_read_back(text):
+    config = parse_config({"policy": {"restore_deadline": text}})
+    assert parse_config(dump_config(config)) == config
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "h", "9" * 308 + "h", "3000000h"], ids=len)
+def test_a_duration_that_nobody_can_wait_for(text):
+    with pytest.raises(ConfigError, match=r"^policy\.restore_deadline: .* is longer than anything .*; see") as caught:
+        parse_config({"policy": {"restore_deadline": text}})
+    assert len(str(caught.value)) < 160
+
+
+@pytest.mark.parametrize(
+    "count", [2**63, str(2**63), "9" * 400 + "GiB", 2**70, "8388608TiB"], ids=lambda count: str(count)[:20]
+)
+def test_more_bytes_than_there_are(count):
+    with pytest.raises(ConfigError, match=r"^host\.size: .*; see"):
+        parse_config({"host": {"size": count}})
+    with pytest.raises(ValueError, match="more bytes than there are anywhere"):
+        Size.parse(count)
+
+
 def test_sizes_are_shown_as_people_write_them():
     assert [format_size(count) for count in (12, 4096, 3 * 2**19, 8 * 2**30)] == ["12B", "4KiB", "1.5MiB", "8GiB"]
 
@@ -56,7 +112,11 @@ def test_toml_and_json_files(tmp_path):
 
 def test_what_is_dumped_is_read_back():
     config = parse_config(
-        {"host": {"size": "1GiB"}, "policy": {"restore_deadline": "250ms"}, "ssd": {"throttle": "1GiB"}}
+        {
+            "host": {"size": "1GiB"},
+            "policy": {"restore_deadline": "250ms"},
+            "ssd": {"directories": ["/ssd0"], "throttle": "1GiB"},
+        }
     )
     assert parse_config(json.loads(json.dumps(dump_config(config)))) == config
 
@@ -86,6 +146,9 @@ def test_what_is_dumped_is_read_back():
         ({"bus": {"url": "unix:///run/redis.sock", "key_file": "/own.key"}}, "bus.key_file"),
         ({"bus": {"url": "rediss://host", "key_file": "/own.key"}}, "bus.key_file"),
         ({"bus": {"url": "redis://host", "directory": "/run/bus"}}, "bus.directory"),
+        ({"remote": {"engine": ""}}, "remote.engine"),
+        ({"remote": {"engine": " \t"}}, "remote.engine"),
+        ({"remote": {"engine": " mooncake "}}, "remote.engine"),
         ({"bus": {"prefix": ""}}, "bus.prefix"),
         ({"bus": {"prefix": "a*"}}, "bus.prefix"),
         ({"bus": {"server": "two words"}}, "bus.server"),
@@ -100,6 +163,26 @@ def test_what_is_dumped_is_read_back():
         ({"peer": {"keep": "25h"}}, "peer.keep"),
         ({"bus": {"events": 0}}, "bus.events"),
         ({"bus": {"control": "yes"}}, "bus.control"),
+        ({"bus": {"url": "redis://host", "control": True, "enabled": False}}, "bus.control"),
+        ({"ssd": {"size_per_device": "200GiB"}}, "ssd.size_per_device"),
+        ({"ssd": {"add_beneath": ["/a"]}}, "ssd.add_beneath"),
+        ({"ssd": {"throttle": "1GiB"}}, "ssd.throttle"),
+        ({"ssd": {"directories": ["/a"], "gpu_direct": "on"}, "device": {"landing": 0}}, "ssd.gpu_direct"),
+        ({"peer": {"term": "5s"}}, "peer.term"),
+        ({"peer": {"directory": "/a"}}, "peer.directory"),
+        ({"peer": {"borrow": True, "window": "5s"}}, "peer.window"),
+        ({"peer": {"borrow": True, "keep": "5s"}}, "peer.keep"),
+        ({"peer": {"donate": True, "borrow_limit": "16GiB"}}, "peer.borrow_limit"),
+        ({"peer": {"borrow": True, "borrow_limit": 0}}, "peer.borrow_limit"),
+        ({"peer": {"borrow": True, "borrow_limit": 16}}, "peer.borrow_limit"),
+        ({"peer": {"donate": "0..0%"}}, "peer.donate"),
+        ({"ssd": {"directories": ["/a", "b"]}}, "ssd.directories[1]"),
+        ({"ssd": {"directories": ["~/a"]}}, "ssd.directories[0]"),
+        ({"ssd": {"devices": ["nvme0n1"]}}, "ssd.devices[0]"),
+        ({"ssd": {"directories": ["/a"], "add_beneath": [""]}}, "ssd.add_beneath[0]"),
+        ({"bus": {"directory": "bus"}}, "bus.directory"),
+        ({"bus": {"directory": "~nobody-of-this-name/bus"}}, "bus.directory"),
+        ({"peer": {"donate": True, "directory": "./leases"}}, "peer.directory"),
     ],
 )
 def test_errors_are_one_line_that_names_the_field(content, field):
@@ -109,6 +192,24 @@ def test_errors_are_one_line_that_names_the_field(content, field):
     assert message.startswith(f"{field}:")
     assert "\n" not in message
     assert ";" in message, "no remedy"
+
+
+def test_of_every_field_it_is_known_what_it_has_an_effect_with():
+    groups = (read_config._OF_PEERS, read_config._OF_DONORS, read_config._OF_BORROWERS, ("donate", "borrow"))
+    assert sorted(name for group in groups for name in group) == sorted(PeerConfig.__struct_fields__)
+    assert {*read_config._OF_SSD, "directories", "devices"} == set(SsdConfig.__struct_fields__)
+
+
+def test_a_default_that_is_written_down_is_no_setting():
+    everything = dump_config(TiersConfig())
+    assert parse_config(everything) == TiersConfig()
+    assert parse_config({"ssd": {"stripe_unit": "256KiB"}, "peer": {"window": "60s", "borrow_limit": None}})
+
+
+def test_a_home_directory_is_an_absolute_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    config = parse_config({"bus": {"directory": "~/bus"}, "peer": {"donate": True, "directory": "~/leases"}})
+    assert (config.bus.directory, config.peer.directory) == ("~/bus", "~/leases")
 
 
 @pytest.mark.parametrize("field", ["url", "username", "password_file", "prefix", "server"])
@@ -146,7 +247,8 @@ def test_a_bus_with_everything():
 
 
 def test_how_long_a_donor_keeps_what_it_used():
-    kept = [parse_config({"peer": peer}).peer.keep for peer in ({}, {"keep": "0s"}, {"keep": "24h"})]
+    settings: tuple[dict, ...] = ({}, {"keep": "0s"}, {"keep": "24h"})
+    kept = [parse_config({"peer": {"donate": True, **peer}}).peer.keep for peer in settings]
     assert kept == [None, 0, 86_400]
 
 
@@ -168,6 +270,40 @@ def test_sources_that_cannot_be_read(source):
     with pytest.raises(ConfigError) as caught:
         load_config(source)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", '[host]\nsize = "1MiB"'), ("a.json", '{"host": {"size": "1MiB"}}')]
+)
+def test_a_mark_at_the_beginning_of_a_file_is_none_of_its_content(name, text, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_config(f"@{tmp_path / name}").host.size == 2**20
+
+
+@pytest.mark.parametrize("name", ["tiers.yaml", "tiers.json", "tiers.toml"])
+@pytest.mark.parametrize(
+    "text",
+    ["host:\n  size: 8GiB\n", "a = " + "9" * 5000, "a = " + "[" * 5000, "[" * 100_000],
+    ids=["YAML", "digits", "tables", "lists"],
+)
+def test_what_is_neither_toml_nor_json(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(f"@{tmp_path / name}")
+    message = str(caught.value)
+    assert "\n" not in message
+    if text.startswith("host"):
+        assert f"{name}: not valid {'TOML' if name.endswith('.toml') else 'JSON'}: " in message
+        assert "; a file is read as TOML if its name ends with .toml, otherwise as JSON or TOML" in message
+
+
+def test_a_file_at_home_where_there_is_no_home(monkeypatch):
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.expanduser", homeless)
+    with pytest.raises(ConfigError, match=r"^~/tiers\.toml: cannot be read \(Could not determine home directory"):
+        load_config("@~/tiers.toml")
 
 
 def test_every_field_is_explained():

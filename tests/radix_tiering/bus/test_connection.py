@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import socket
@@ -24,7 +26,7 @@ from swift_tiers.radix_tiering.bus.redis import connection
 from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE, bus_errors, check, connect, describe
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
 
-from support.redis import TLS, RealRedis, free_port, tls_proxy
+from support.redis import TLS, RealRedis, free_port, tls_proxy, wait_for
 
 SECRET = "planted-marker"
 
@@ -165,6 +167,13 @@ def test_a_password_from_the_environment_comes_second(guarded, password_file, mo
         assert client.ping() is True
     monkeypatch.setenv(PASSWORD_VARIABLE, "wrong")
     with connect(bus(url=guarded.url, username="publisher", password_file=str(password_file)), "one") as client:
+        assert client.ping() is True
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_password_that_was_read_from_a_file_into_the_environment(guarded, monkeypatch, ending):
+    monkeypatch.setenv(PASSWORD_VARIABLE, f"{SECRET}{ending}")
+    with connect(bus(url=guarded.url, username="publisher"), "one") as client:
         assert client.ping() is True
 
 
@@ -370,7 +379,8 @@ def test_a_replica(fresh):
     assert "name the primary" in message_of(caught)
 
 
-def test_one_that_loads():
+def test_one_that_loads(monkeypatch):
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 20.0)
     with RealRedis(arguments=("--rdbcompression", "no")) as server:
         with server.admin.pipeline(transaction=False) as pipeline:
             for number in range(1000):
@@ -437,24 +447,35 @@ def test_a_redis_that_goes_and_comes_back(fresh):
 @pytest.mark.parametrize("silence", [RealRedis.sleep, RealRedis.pause])
 def test_a_redis_that_does_not_answer(fresh, silence, monkeypatch):
     config = bus(url=fresh.url)
-    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.1)
+
+    def answers() -> bool | None:
+        with contextlib.suppress(BusError), bus_errors(config):
+            return bool(client.ping())
+        return None
+
     with connect(config, "one") as client:
+        # Where this machine is busy an answer may take longer than it is waited for from here on.
+        client.connection_pool.connection_kwargs["socket_timeout"] = 0.1
+        client.connection_pool.disconnect()
+        wait_for(answers, "an answer")
         silence(fresh, 60)
+        monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.1)
         with pytest.raises(BusError, match=r"no answer within 0\.1 s") as caught, bus_errors(config):
             client.set("key", "value")
         message_of(caught)
         with pytest.raises(BusError, match=r"no answer within 0\.1 s"):
             connect(config, "two")
         fresh.restart()
-        assert client.ping() is True, "the same client works again"
+        wait_for(answers, "the same client to work again")
 
 
 def test_a_refused_connection_leaves_nothing_open(guarded):
+    gc.collect()  # what others have left behind
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with pytest.raises(BusError):
             connect(bus(url=guarded.url), "one")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # ---- TLS ----
