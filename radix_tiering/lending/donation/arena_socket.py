@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...base.errors import ConfigError
-from ..leases.addresses import ipc_path
+from ..leases.addresses import ARENA, ipc_path
 from .arena_messages import MAX_PACKET_BYTES
 
 #: sockaddr_un.sun_path is 108 bytes, the last of them zero.
@@ -32,7 +32,7 @@ class Packet(NamedTuple):
 
 def arena_path(address: str) -> Path:
     """Where the donor with this lease address hands out its arena. Raises ConfigError for what is no address."""
-    path = ipc_path(address).with_suffix(".arena")
+    path = ipc_path(address).with_suffix(ARENA)
     if len(os.fsencode(path)) > _PATH_BYTES:
         raise ConfigError(f"lease address: {path} is too long for a socket; name a shorter directory")
     return path

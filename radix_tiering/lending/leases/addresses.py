@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -10,18 +11,20 @@ from pathlib import Path
 from ...base.errors import ConfigError
 
 #: sockaddr_un.sun_path is 108 bytes, the last of them zero.
-_PATH_BYTES = 107
+PATH_BYTES = 107
+#: Beside each other: the sockets of a donor's leases and of its memory, and the lock of whoever listens there.
+_LEASES, ARENA, _LOCK = ".lease", ".arena", ".lock"
 
 
 def ipc_address(directory: str | Path, name: str) -> str:
     """The address of the donor `name` in `directory`. Raises ConfigError where it cannot be one."""
     if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", name):
         raise ConfigError(f"lease address: {name!r} cannot name a socket; use letters, digits and any of . _ : -")
-    path = Path(directory).expanduser().absolute() / f"{name}.lease"
+    path = Path(directory).expanduser().absolute() / f"{name}{_LEASES}"
     length = len(os.fsencode(path))
-    if length > _PATH_BYTES:
+    if length > PATH_BYTES:
         raise ConfigError(
-            f"lease address: {path} is too long for a socket, {length} bytes of at most {_PATH_BYTES}; "
+            f"lease address: {path} is too long for a socket, {length} bytes of at most {PATH_BYTES}; "
             "name a shorter directory"
         )
     return f"ipc://{path}"
@@ -37,12 +40,46 @@ def ipc_path(address: str) -> Path:
 def take_path(path: Path) -> int:
     """A locked descriptor that says that this process listens at `path`; closing it says the opposite.
 
-    Needed since ZeroMQ takes a socket's path away from whoever listens there. Raises ConfigError if another does.
+    Needed since ZeroMQ takes a socket's path away from whoever listens there. What servers have left that were killed
+    is removed. Raises ConfigError if another listens there.
     """
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    _remove_left(path.parent)
+    while True:
+        lock = os.open(path.with_suffix(_LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise ConfigError(f"lease address: another server listens at {path}; give this one another name") from None
+        if _is_at(lock, path.with_suffix(_LOCK)):
+            return lock
+        os.close(lock)  # its owner has just removed it
+
+
+def leave_path(lock: int, path: Path) -> None:
+    """Take `take_path` back, and leave nothing there."""
+    path.unlink(missing_ok=True)
+    path.with_suffix(_LOCK).unlink(missing_ok=True)  # while it is held: who opens it then sees that it is not the one
+    os.close(lock)
+
+
+def _remove_left(directory: Path) -> None:
+    """What servers have left there that were killed: their names have numbers of processes, which nobody uses again."""
+    for socket in directory.glob(f"*{_LEASES}"):
+        with contextlib.suppress(OSError):  # it is gone by now, or another user's
+            lock = os.open(socket.with_suffix(_LOCK), os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(lock, socket.with_suffix(_LOCK)):
+                    for suffix in (_LEASES, ARENA, _LOCK):
+                        socket.with_suffix(suffix).unlink(missing_ok=True)
+            finally:
+                os.close(lock)
+
+
+def _is_at(lock: int, path: Path) -> bool:
+    """Whether the file that is open lies there, not another one or none."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.stat(path), os.fstat(lock))
     except OSError:
-        os.close(lock)
-        raise ConfigError(f"lease address: another server listens at {path}; give this one another name") from None
-    return lock
+        return False

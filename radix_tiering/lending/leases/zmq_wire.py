@@ -14,7 +14,7 @@ import zmq
 from ...base.errors import ConfigError
 from ...base.poller import Waker
 from ...base.private_directory import open_private_directory
-from .addresses import ipc_path, take_path
+from .addresses import ipc_path, leave_path, take_path
 from .effects import Send
 from .messages import (
     MAX_LETTER_BYTES,
@@ -128,7 +128,7 @@ class ZmqWire(Wire[Dealer]):
     def listen(self, address: str, party: Party) -> None:
         path = ipc_path(address)
         os.close(open_private_directory(path.parent, "lease directory", create=True))
-        self._lock = take_path(path)
+        self._lock, self._path = take_path(path), path
         self._router = self._socket(zmq.ROUTER)
         # A letter to nobody is an error then, and counted, instead of lost without a word.
         self._router.router_mandatory = True
@@ -137,7 +137,7 @@ class ZmqWire(Wire[Dealer]):
         except zmq.ZMQError as error:
             raise ConfigError(f"lease address: cannot listen at {address} ({error.strerror}); name another") from None
         os.chmod(path, 0o600)
-        self._party, self._path = party, path
+        self._party = party
         self._poller.register(self._router, zmq.POLLIN)
 
     def dial(self, address: str) -> Dealer:
@@ -217,10 +217,8 @@ class ZmqWire(Wire[Dealer]):
         self._watch.close()
         self._context.term()
         self._waker.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        if self._lock is not None:
-            os.close(self._lock)
+        if self._lock is not None and self._path is not None:
+            leave_path(self._lock, self._path)
 
     def _socket(self, kind: int) -> _Socket:
         socket = self._context.socket(kind)
