@@ -250,7 +250,10 @@ def donor_hooks() -> tuple[Hook, ...]:
 def check_hook(hook: Hook | Override) -> None:
     """Raise HookMismatchError if the target is not there or takes other parameters than expected."""
     try:
-        parameters = tuple(inspect.signature(pkgutil.resolve_name(hook.target)).parameters)
+        target = pkgutil.resolve_name(hook.target)
+        if hook.parameters is None:
+            return
+        parameters = tuple(inspect.signature(target).parameters)
     except (AttributeError, ImportError, ValueError) as error:
         raise HookMismatchError(_mismatch(hook, f"is missing ({error})")) from None
     if parameters != hook.parameters:

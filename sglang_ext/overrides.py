@@ -12,7 +12,7 @@ class Override(NamedTuple):
     """A method of SGLang's that a class of ours overrides, calls, or takes the place of."""
 
     target: str  # dotted path
-    parameters: tuple[str, ...]  # as they must be
+    parameters: tuple[str, ...] | None  # as they must be; None: it is no method, but what a class of SGLang's keeps
     reason: str
 
 
@@ -162,7 +162,7 @@ def allocator_overrides() -> tuple[Override, ...]:
 
 
 def storage_overrides() -> tuple[Override, ...]:
-    """What the remote tier's driver calls of SGLang's storage backends."""
+    """What the remote tier's driver calls of SGLang's storage backends, and where their names are."""
     storage, reason = "sglang.srt.mem_cache.hicache_storage", "keep objects in any engine that SGLang has a driver for"
     backend = f"{storage}.HiCacheStorage"
     return (
@@ -170,6 +170,11 @@ def storage_overrides() -> tuple[Override, ...]:
             "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
             ("backend_name", "storage_config", "mem_pool_host", "kwargs"),
             reason,
+        ),
+        Override(
+            "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory._registry",
+            None,
+            "refuse an engine that SGLang has no driver for before a model is loaded",
         ),
         Override(f"{backend}.register_mem_pool_host", ("self", "mem_pool_host"), reason),
         Override(f"{backend}.register_mem_host_pool_v2", ("self", "host_pool", "host_pool_name"), reason),

@@ -66,10 +66,14 @@ KINDS = {
     "prefix.pinned": EventMeaning(Mark.NOTE, "an operator has pinned a page and its prefix"),
     "prefix.unpinned": EventMeaning(Mark.NOTE, "a pinned prefix may be evicted again"),
     "remote.answers_again": EventMeaning(Mark.OK, "the remote engine answers again"),
+    "remote.cannot_be_opened": EventMeaning(
+        Mark.WARNING, "the remote engine cannot be opened: the server goes on without it, and tries again"
+    ),
     "remote.does_not_answer": EventMeaning(Mark.WARNING, "the remote engine misses its deadlines: it is not asked"),
     "remote.engine_gone": EventMeaning(Mark.WARNING, "the process of the remote engine has ended: a new one is begun"),
     "remote.engine_ready": EventMeaning(Mark.OK, "the remote engine can be asked"),
     "remote.error": EventMeaning(Mark.WRONG, "an error in the remote tier: a miss"),
+    "remote.fails": EventMeaning(Mark.WARNING, "the remote engine answers with errors: it is not asked"),
     "reporting.failed": EventMeaning(Mark.WARNING, "a part of reporting could not be started"),
     "restore.behind": EventMeaning(Mark.WARNING, "a restore fell behind its estimate: what had not come was computed"),
     "restore.error": EventMeaning(Mark.WRONG, "an error in a restore: the request was computed"),

@@ -139,7 +139,7 @@ class TierSnapshot(TierGauges[Never], TierCounts[Never]):
 
     refusals: dict[str, int] = each("pages not taken in, by reason", series=Series("refusals", "reason"))
     read_latency: LatencySnapshot = histogram(
-        "from host memory: copies of a request's pages to the device; from ssd: reads of a page",
+        "from host memory: copies of a request's pages to the device; from others: reads of a page",
         Series("restore_seconds"),
     )
 
@@ -287,11 +287,15 @@ class StackFigures(Figures, Generic[Gap]):
     outgoing_pages: int | Gap = gauge("that outgoing memory on the GPU holds at most; 0 without any")
     outgoing_used_pages: int | Gap = gauge("of these, in use")
     remote_engine: str = text(
-        "of the remote tier: `starting`, `asked`, or `not asked` for a while, since it missed its deadlines; empty "
-        "without one"
+        "of the remote tier: `starting`, `asked`, `not asked` for a while, since it missed its deadlines or failed, or "
+        "`cannot be opened`, and is tried again; empty without one"
+    )
+    remote_engine_asked: int | None = gauge(
+        "1 while the remote engine is asked, 0 while it is not; not said without one"
     )
     remote_questions: int | Gap = counter("asked of the remote engine: what is there of a prompt?")
     remote_late: int | Gap = counter("questions, reads and writes that the remote engine did not answer in time")
+    remote_errors: int | Gap = counter("questions, reads and writes that the remote engine answered with an error")
     remote_lost: int | Gap = counter("objects that the remote engine should have, and had not")
     remote_bad: int | Gap = counter("objects that were not what they should be: never served")
 

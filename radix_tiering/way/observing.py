@@ -64,7 +64,8 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
         backlog = sum(mover.backlog for mover in stack.movers.values() if mover.copies.durable)
     links = dict(stack.links)
     details: dict[str, Any] = {"stripe": None, "devices": (), "io_engine": "", "remote_engine": ""}
-    details |= dict.fromkeys(("remote_questions", "remote_late", "remote_lost", "remote_bad"), 0)
+    details |= dict.fromkeys(("remote_questions", "remote_late", "remote_errors", "remote_lost", "remote_bad"), 0)
+    details |= {"remote_engine_asked": None}
     details |= {"outgoing_pages": 0, "outgoing_used_pages": 0}
     for tier in stack.tiers.values():
         links |= tier.links

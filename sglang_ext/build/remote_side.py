@@ -41,6 +41,28 @@ def shared_scope(config: TiersConfig, server_args: Any) -> str:
     return f"{hardware_name()}; attention {attention_backends(server_args)}"
 
 
+def check_remote(config: TiersConfig) -> None:
+    """Everything about the remote tier that can be found out before a model is loaded. Raises ConfigError."""
+    remote = config.remote
+    if remote.engine is None:
+        return
+    known = known_engines()
+    if remote.engine not in known:
+        raise ConfigError(
+            f"remote.engine: SGLang has no storage backend {remote.engine!r}; use one of {', '.join(known)}"
+        )
+    read_salt(config)
+    arrival_slots(remote)
+
+
+def known_engines() -> tuple[str, ...]:
+    """Storage backends that SGLang has, and its name for one that the options say."""
+    # What it imports are names: a backend's library is imported when it is opened.
+    from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+    return (*sorted(StorageBackendFactory._registry), "dynamic")
+
+
 def read_salt(config: TiersConfig) -> bytes:
     """The secret of `remote.salt_file`; empty where it is unset. Raises ConfigError."""
     name = config.remote.salt_file
@@ -69,7 +91,7 @@ def open_remote(
     if remote.engine is None:
         return None
     shape = object_shape(geometry, remote)
-    slots = arrival_slots(shape, remote)
+    slots = arrival_slots(remote, shape.stride)
     if remote.engine not in TESTED:
         logger.warning("swift-tiers: remote.engine: %s is passed through; nobody has tested it with us", remote.engine)
     logger.info(

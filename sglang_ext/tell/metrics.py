@@ -42,6 +42,7 @@ class _Group(NamedTuple):
     labels: tuple[str, ...]
     help: str  # what their help begins with
     chosen: bool = False  # only of those figures that name a series
+    sparse: bool = False  # what is not known has no series, where others have one that says NaN
 
 
 _GROUPS: dict[type[Figures], _Group] = {
@@ -50,7 +51,7 @@ _GROUPS: dict[type[Figures], _Group] = {
     LinkSnapshot: _Group("link_", ("link",), "Of copies between two tiers"),
     StripeSnapshot: _Group("", (), "Of the ssd tier"),
     RestoreSnapshot: _Group("", (), "Of restores"),
-    StackSnapshot: _Group("", (), "Of this rank"),
+    StackSnapshot: _Group("", (), "Of this rank", sparse=True),
     LendingFigures: _Group("", (), "Of leases", chosen=True),
     Gpu: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
     GpuSample: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
@@ -137,6 +138,8 @@ class TierMetrics:
             elif isinstance(value, dict):
                 for entry, count in value.items():
                     self._advance(metric, count, *labels, entry)
+            elif value is None and _GROUPS[kind].sparse:
+                continue
             elif isinstance(metric, Gauge):
                 self._set(metric, math.nan if value is None else value, *labels, *label)
             elif value is not None:

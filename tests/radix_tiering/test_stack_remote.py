@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from swift_tiers.radix_tiering.base.units import Duration, Size
 from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
+from swift_tiers.radix_tiering.tiers.remote.engine import EngineEvent, RemoteEngine
+from swift_tiers.radix_tiering.tiers.remote.line import MOST_PAUSE
 from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS, probe_name
 from swift_tiers.radix_tiering.tiers.remote.reads import MOST_TOGETHER, OBJECTS_TOGETHER
 from swift_tiers.radix_tiering.tiers.remote.rumours import BELIEVED_SECONDS
@@ -25,8 +28,10 @@ from support.engine import (
     check,
     close,
     content,
+    end_all,
     get,
     in_virtual_time,
+    make_stack,
     memory_ssd,
     namespace,
     obey,
@@ -299,6 +304,66 @@ def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
     machines.runner.sleep(10.0)
     assert snapshot(second).breaker == "closed"
     assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_an_engine_that_fails_whatever_it_is_asked_is_asked_no_more(machines: Machines) -> None:
+    """It answers at once, and well in time."""
+    _, second, keys = machines.sent()
+    assert second.snapshot().remote_engine_asked == 1
+    machines.store.fault = lambda job: EngineFault.FAILS
+    for _ in range(2):
+        assert get(second, keys) == 0
+    asked = len(machines.store.jobs)
+    assert get(second, keys) == 0
+    assert len(machines.store.jobs) == asked, "asked though it fails"
+    figures = second.snapshot()
+    assert (figures.remote_engine, figures.remote_engine_asked) == ("not asked", 0)
+    assert (figures.remote_errors, figures.remote_late) == (2, 0)
+    machines.runner.sleep(300.0)
+    assert second.snapshot().remote_errors > 5, "it is not tried again"
+    assert told(second, "remote.fails") == [{"reason": "exists: no route to the store"}]
+    machines.store.fault = lambda job: EngineFault.NONE
+    machines.runner.sleep(MOST_REST)
+    assert len(told(second, "remote.answers_again")) == 1
+    figures = second.snapshot()
+    assert (figures.remote_engine, figures.remote_engine_asked) == ("asked", 1)
+    assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_an_engine_that_cannot_be_opened_is_shown_so_until_it_is(machines: Machines) -> None:
+    """And not as one that starts."""
+    server, missing = machines.server(), ["no library of it is installed"]
+    figures = lambda: (server.snapshot().remote_engine, server.snapshot().remote_engine_asked)  # noqa: E731
+    line = server.tiers["remote"]._worker.line  # type: ignore[attr-defined]
+    opens, tries = line._open_engine, []
+
+    def open_engine(tell: Callable[[EngineEvent], None]) -> RemoteEngine:
+        tries.append(figures())
+        if missing:
+            raise OSError(missing[0])
+        engine: RemoteEngine = opens(tell)
+        return engine
+
+    line._open_engine = open_engine
+    machines.fail("exists", EngineFault.DIES)
+    get(server, run_of("a"))
+    machines.fail("exists", EngineFault.NONE)
+    machines.runner.sleep(600.0)
+    assert figures() == ("cannot be opened", 0)
+    assert 10 < len(tries) < 30
+    assert [tries[0], *{*tries[1:]}] == [("starting", 0), ("cannot be opened", 0)]
+    assert told(server, "remote.cannot_be_opened") == [{"reason": missing[0]}]
+    missing.clear()
+    machines.runner.sleep(MOST_PAUSE + 1.0)
+    assert figures() == ("asked", 1)
+
+
+def test_where_no_remote_tier_is_nothing_is_said_of_its_engine() -> None:
+    figures = make_stack().snapshot()
+    assert (figures.remote_engine, figures.remote_engine_asked, figures.remote_errors) == ("", None, 0)
+    end_all()
 
 
 @on_machines

@@ -126,7 +126,9 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     say("landing_used_pages", snapshot.landing_used_pages)
     say("outgoing_pages", snapshot.outgoing_pages)
     say("outgoing_used_pages", snapshot.outgoing_used_pages)
-    for name in ("questions", "late", "lost", "bad"):
+    if snapshot.remote_engine_asked is not None:
+        say("remote_engine_asked", snapshot.remote_engine_asked)
+    for name in ("questions", "late", "errors", "lost", "bad"):
         say(f"remote_{name}_total", getattr(snapshot, f"remote_{name}"))
     return found
 
@@ -188,6 +190,16 @@ def test_donors_that_come_and_go_leave_no_series(stack, metrics, registry):
         metrics.update(msgspec.structs.replace(snapshot, links=snapshot.links | own))
     assert set(series(registry)) == before
     assert ("swift_tiers_link_bytes_total", frozenset({("link", "host-device")})) in before
+
+
+def test_whether_the_remote_engine_is_asked_is_a_series_where_there_is_one(stack, metrics, registry):
+    """A rule that it is not must not hold of a server without one."""
+    metrics.update(take_snapshot(stack))
+    name = ("swift_tiers_remote_engine_asked", frozenset())
+    assert name not in series(registry)
+    for asked in (1, 0):
+        metrics.update(msgspec.structs.replace(telemetry_stack(), remote_engine_asked=asked))
+        assert series(registry)[name] == asked
 
 
 def test_links_between_any_two_tiers_are_told(metrics, registry):

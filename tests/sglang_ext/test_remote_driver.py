@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sglang.srt.server_args import ServerArgs
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
-from swift_tiers.sglang_ext.build.assembly import Rank
-from swift_tiers.sglang_ext.build.remote_side import DRIVER, read_salt, shared_scope
+from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, object_shape
+from swift_tiers.sglang_ext.build.assembly import Rank, check_machine
+from swift_tiers.sglang_ext.build.remote_side import DRIVER, known_engines, read_salt, shared_scope
 from swift_tiers.sglang_ext.remote_driver import open_backend
 
 from support.engine import GEOMETRY, get, make_stack, put, wait_until
@@ -122,3 +124,36 @@ def test_a_salt_is_a_file_of_its_owners_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than 64 bytes"):
         read_salt(config)
     assert read_salt(parse_config({})) == b""
+
+
+@pytest.mark.parametrize("name", ["moncake", "none", "Mooncake"])
+def test_an_engine_that_sglang_has_no_driver_for_ends_a_start_before_a_model_is_loaded(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"remote\.engine: SGLang has no storage backend '{name}'; .*, mooncake, .*"):
+        check_machine(parse_config({"remote": {"engine": name}}), 1)
+
+
+def test_every_engine_that_sglang_has_a_driver_for_may_be_named() -> None:
+    """Its own command line has the same names."""
+    (argument,) = ServerArgs.__annotations__["hicache_storage_backend"].__metadata__
+    assert set(argument.choices) == set(known_engines())
+    for name in known_engines():
+        check_machine(parse_config({"remote": {"engine": name, "options": {"backend_name": "ours"}}}), 1)
+
+
+@pytest.mark.parametrize("memory", ["4MiB", "8MiB", "16MiB", "17MiB"])
+def test_arrival_memory_is_judged_alike_before_a_model_is_loaded_and_after(memory: str) -> None:
+    """By what an object of pages that fill it takes."""
+    config = parse_config({"remote": {"engine": "file", "memory": memory}})
+    shape = object_shape(PageGeometry(layers=8, planes=2, tokens=16, row_bytes=1024), config.remote)
+    assert shape.pages * shape.page_bytes == config.remote.object
+
+    def said(check: Callable[[], object]) -> str:
+        try:
+            check()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    before = said(lambda: check_machine(config, 1))
+    assert before == said(lambda: arrival_slots(config.remote, shape.stride))
+    assert bool(before) == (memory != "17MiB")

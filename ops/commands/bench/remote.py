@@ -120,7 +120,8 @@ class OursAndTheirs:
 
     def _why(self) -> str:
         """As its lives have said."""
-        reasons = [event.fields["reason"] for event in self._events.since() if event.kind == "remote.engine_gone"]
+        kinds = ("remote.cannot_be_opened", "remote.engine_gone")
+        reasons = [event.fields["reason"] for event in self._events.since() if event.kind in kinds]
         return str(reasons[-1]) if reasons else f"it has said nothing for {PATIENCE_SECONDS:g} s"
 
     def __exit__(self, *_: object) -> None:

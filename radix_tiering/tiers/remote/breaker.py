@@ -1,10 +1,10 @@
-"""Whether an engine is asked at all: one that does not answer costs a deadline or two, and then nothing."""
+"""Whether an engine is asked at all: one that does not answer, or fails, costs a deadline or two, and then nothing."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-#: Deadlines missed in a row that open it.
+#: Deadlines missed, and errors, in a row that open it.
 MISSES = 2
 #: How long it stays open, seconds: doubled each time up to the most.
 FIRST_REST, MOST_REST = 5.0, 60.0
@@ -45,7 +45,7 @@ class Breaker:
         self.state = BreakerState.TRYING
 
     def answered(self) -> bool:
-        """Something has been answered in time; whether it is asked again since."""
+        """Something has been answered in time, and well; whether it is asked again since."""
         was, self.state = self.state, BreakerState.CLOSED
         self._misses, self._rest = 0, FIRST_REST
         return was is not BreakerState.CLOSED
@@ -56,7 +56,7 @@ class Breaker:
             self.missed(now)
 
     def missed(self, now: float) -> bool:
-        """Something was not answered in time; whether nothing is asked from now on."""
+        """Something was not answered in time, or with an error; whether nothing is asked from now on."""
         self._misses += 1
         if self.state is BreakerState.OPEN or (self.state is BreakerState.CLOSED and self._misses < MISSES):
             return False

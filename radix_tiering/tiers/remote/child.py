@@ -33,6 +33,8 @@ JOIN_SECONDS = 5.0
 LANES: dict[Verb, int] = {"exists": 1, "get": 2, "put": 2}
 #: Characters of an error that are told.
 REASON = 300
+#: Different errors that are logged: an engine may put an object's name into each.
+MOST_REASONS = 50
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class _Child:
         self._lock = threading.Lock()
         self._ranks: list[_Rank] = []
         self._driver: Driver | None = None
+        self._reasons: set[str] = set()  # that are in the log
         self._lanes = {
             verb: ThreadPoolExecutor(count * places, f"swift-{verb}", self._begin_lane, (verb,))
             for verb, count in LANES.items()
@@ -133,13 +136,22 @@ class _Child:
 
     def _do(self, rank: _Rank, job: EngineJob) -> None:
         assert self._driver is not None
+        answers, reason = list[bool](), ""
         try:
             done = self._ask(self._driver, job, [rank.first + slot for slot in job.slots])
+            answers = [bool(one) for one in done][: len(job.names)]
         except Exception as error:  # noqa: BLE001 - the engine's, whatever it is: a miss
-            logger.warning("swift-tiers: remote: %s of %d objects: %r", job.verb, len(job.names), error)
-            done = ()
-        answers = [bool(one) for one in done][: len(job.names)]
-        rank.say(JobDone(job.number, answers + [False] * (len(job.names) - len(answers))))
+            reason = f"{job.verb}: {error!r}"[:REASON]
+            self._log_once(reason)
+        rank.say(JobDone(job.number, answers + [False] * (len(job.names) - len(answers)), reason))
+
+    def _log_once(self, reason: str) -> None:
+        """The same is not logged for every job: an engine that fails may be asked a hundred times a second."""
+        with self._lock:
+            if reason in self._reasons or len(self._reasons) >= MOST_REASONS:
+                return
+            self._reasons.add(reason)
+        logger.warning("swift-tiers: remote: %s; the same is not logged again", reason)
 
     @staticmethod
     def _ask(driver: Driver, job: EngineJob, slots: Sequence[int]) -> Sequence[bool]:
@@ -181,8 +193,14 @@ def main(owner: int, places: int, connected: int, memory: int, listener: int = -
         open_driver: OpenDriver = getattr(importlib.import_module(module), name)
         child.opened(open_driver(begin.engine, begin.options, slots))
     except BaseException as error:
-        logger.exception("swift-tiers: remote: %s cannot be opened", begin.engine)
-        child.failed(f"{_first_cause(error)!r}: {begin.engine} cannot be opened: {error}"[:REASON])
+        cause = _first_cause(error)
+        logger.error(
+            "swift-tiers: remote: %s cannot be opened: %r; see remote.options, and what `swift-tiers doctor` says",
+            begin.engine,
+            cause,
+        )
+        logger.debug("swift-tiers: remote: %s cannot be opened", begin.engine, exc_info=True)
+        child.failed(f"{cause!r}: {begin.engine} cannot be opened: {error}"[:REASON])
         os._exit(1)
     child.serve(first)
     # Not in order: what the driver does at its end may hang, and its threads too.

@@ -65,7 +65,7 @@ class ChildEngine:
             if isinstance(message, Ready):
                 self._told(EngineReady())
             elif isinstance(message, JobDone):
-                self._told(EngineAnswer(message.number, message.done))
+                self._told(EngineAnswer(message.number, message.done, message.error))
             elif isinstance(message, Failed):
                 reason = message.reason
         self._process.kill()

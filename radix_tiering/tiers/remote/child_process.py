@@ -19,13 +19,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from ...base.memory import shared_array
+from ...base.starter import Starter
 from .messages import MOST_BYTES, Begin, FromChild, LetIn, peer_user, widen
 
 #: How long a process that was killed is waited for, seconds: a guard, the kernel takes no longer.
@@ -45,10 +45,8 @@ class ChildMeeting(NamedTuple):
     @classmethod
     def of_siblings(cls, places: int) -> ChildMeeting:
         """Of the processes that have been started by the one that started this one."""
-        parent = os.getppid()
-        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-        space = os.stat("/proc/self/ns/pid").st_ino  # two containers may share the network, and count processes alike
-        return cls(f"{os.getuid()} {space} {parent} {started}", places)
+        # Two containers may share the network, and count processes alike.
+        return cls(f"{os.getuid()} {Starter.of_this_process().key}", places)
 
     def address(self, begin: bytes) -> str:
         """Of the socket, in the abstract namespace; another one for each of what is to be begun."""

@@ -24,6 +24,7 @@ class EngineAnswer(NamedTuple):
 
     number: int
     done: Sequence[bool]
+    error: str = ""  # why the engine failed, of all names then; empty: it did not
 
 
 class EngineReady(NamedTuple):

@@ -52,7 +52,7 @@ class _Job(NamedTuple):
 
 
 class EngineLine:
-    """Used by the tier's thread alone, but for `open` and `ready`, which any may ask."""
+    """Used by the tier's thread alone, but for `open`, `ready` and `unopened`, which any may ask."""
 
     def __init__(
         self,
@@ -70,10 +70,12 @@ class EngineLine:
         has ended and what it was asked is answered. `trial_seconds`: how soon an engine that did not answer has to
         answer, to be asked again. `throttle`: what lets bytes through, both ways."""
         self.ready = False  # the engine can be asked
+        self.unopened = ""  # why the last life ended before it could be; empty: it did not
         self.breaker = Breaker()
         self.slots = ArrivalMemory()
         self.lives = 0  # that have begun
         self.late = 0  # jobs that were not answered in time
+        self.errors = 0  # jobs that were, but with an error
         self._shape = shape
         self._open_engine = open_engine
         self._told = told
@@ -91,6 +93,7 @@ class EngineLine:
         self._jobs: dict[int, _Job] = {}
         self._late: dict[int, _Job] = {}  # that nobody waits for any more
         self._held: list[EngineAnswer] = []  # whose bytes have not passed yet
+        self._troubles: set[str] = set()  # what has been told of why nothing is asked
         self._number = 0
 
     @property
@@ -138,7 +141,7 @@ class EngineLine:
         if told.life != self._life:
             return
         if isinstance(event, EngineReady):
-            self.ready = True
+            self.ready, self.unopened = True, ""
             self._emit("remote.engine_ready", life=self._life)
         elif isinstance(event, EngineGone):
             self._lose(event.reason)
@@ -151,7 +154,11 @@ class EngineLine:
             self._held.append(answer)
         elif job is not None:
             del self._jobs[answer.number]
-            if self.breaker.answered():
+            if answer.error:
+                self.errors += 1
+                self._missed("remote.fails", reason=answer.error)
+            elif self.breaker.answered():
+                self._troubles.clear()
                 self._emit("remote.answers_again")
             job.done(answer.done)
         elif (job := self._late.pop(answer.number, None)) is not None:
@@ -164,19 +171,27 @@ class EngineLine:
                 self._late[number] = self._jobs.pop(number)
                 job.late()
                 self.late += 1
-                if self.breaker.missed(now):
-                    self._emit("remote.does_not_answer", seconds=round(now - job.began, 3))
+                self._missed("remote.does_not_answer", seconds=round(now - job.began, 3))
         held, self._held = self._held, []
         for answer in held:
             self._answered(answer)
+
+    def _missed(self, trouble: str, **facts: object) -> None:
+        """A job was not answered in time, or not well. Where nothing is asked for that, it is told: once, though the
+        questions that are to find out whether it is over come to the same."""
+        if self.breaker.missed(self._clock()) and trouble not in self._troubles:
+            self._troubles.add(trouble)
+            self._emit(trouble, **facts)
 
     # ---- lives ----
 
     def go_on(self, now: float) -> None:
         """End a life that is stuck, begin one, ask whether it answers again, as far as it is time for that."""
         stuck = any(now >= job.began + JOB_SECONDS for job in self._late.values())
-        if stuck or (self.alive and not self.ready and now >= self._open_until):
+        if stuck:
             self._lose("it does not answer, and is begun anew")
+        if self.alive and not self.ready and now >= self._open_until:
+            self._lose(f"it was not ready within {OPEN_SECONDS:.0f} s")
         if not self.alive and now >= self._opens_at:
             self._begin(now)
         tries_at = self.breaker.tries_at
@@ -218,7 +233,7 @@ class EngineLine:
         try:
             engine = self._open_engine(lambda event: self._told(LifeEvent(life, event)))
         except Exception as error:  # noqa: BLE001 - no process, memory or thread to be had: tried again after a while
-            self._emit("remote.engine_gone", reason=str(error))
+            self._not_opened(str(error) or repr(error))
             self._rest(now)
             return
         self.lives += 1
@@ -227,9 +242,18 @@ class EngineLine:
 
     def _lose(self, reason: str) -> None:
         """It goes; a new life begins after a while."""
-        self._emit("remote.engine_gone", reason=reason)
+        if self.ready:
+            self._emit("remote.engine_gone", reason=reason)
+        else:
+            self._not_opened(reason)
         self.end(AWAY)
         self._rest(self._clock())
+
+    def _not_opened(self, reason: str) -> None:
+        """What is tried again and again is told once, while the reason stays the same."""
+        was, self.unopened = self.unopened, reason
+        if was != reason:
+            self._emit("remote.cannot_be_opened", reason=reason)
 
     def _rest(self, now: float) -> None:
         if now - self._began > OPEN_SECONDS + MOST_PAUSE:

@@ -39,6 +39,7 @@ class JobDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     number: int
     done: list[bool]
+    error: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

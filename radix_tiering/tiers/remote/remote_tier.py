@@ -12,7 +12,7 @@ import numpy as np
 from ...base.config import PolicyConfig, RemoteConfig
 from ...base.errors import ConfigError
 from ...base.events import EventLog
-from ...base.page import HeldPages, PageGeometry, page_digest
+from ...base.page import BLOCK_BYTES, HeldPages, PageGeometry, page_digest, round_up
 from ...base.runner import THREADS, Runner
 from ...base.token_bucket import TokenBucket
 from ...base.units import format_size
@@ -21,7 +21,7 @@ from ...table.policy import AdmissionPolicy, AdmitAlways, AdmitLongPrefixes, Adm
 from ..tier import Chain, Read, Tier, Write
 from .breaker import BreakerState
 from .engine import OpenEngine
-from .objects import ObjectNames, ObjectShape
+from .objects import HEADER_BYTES, ObjectNames, ObjectShape
 from .reads import RemotePlace, RunSearch, WantedPage
 from .worker import FORGET_ARRIVED, RemoteWorker
 
@@ -37,23 +37,29 @@ class RemoteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What the remote tier has counted, and how its engine is, at one moment."""
 
     ready: bool  # the engine can be asked
+    unopened: str  # why the last life of the child ended before it was ready; empty: it did not
     breaker: str  # "closed", "open", "trying"
     lives: int  # of the child, begun
     lookups: int  # questions
     lookups_late: int  # not answered within the deadline
     found_pages: int  # that a question found
     late: int  # questions, reads and writes that missed their deadline
+    errors: int  # those that the engine answered with an error
     absent: int  # objects that were not there, though their run's last one was
     bad: int  # objects that were not what they should be
 
 
-def arrival_slots(shape: ObjectShape, config: RemoteConfig) -> int:
-    """Objects that arrival memory holds. Raises ConfigError where they are too few."""
-    slots = int(config.memory) // shape.stride
+def arrival_slots(config: RemoteConfig, stride: int | None = None) -> int:
+    """Objects that arrival memory holds. `stride`: bytes of one, see `ObjectShape`; None: the model is not known yet,
+    and an object is taken to be as large as `remote.object`. Only one of a single, larger page is larger than that.
+    Raises ConfigError where they are too few."""
+    if stride is None:
+        stride = round_up(HEADER_BYTES + int(config.object), BLOCK_BYTES)
+    slots = int(config.memory) // stride
     if slots < FEWEST_SLOTS:
         raise ConfigError(
             f"remote.memory: {format_size(config.memory)} is less than {FEWEST_SLOTS} objects of "
-            f"{format_size(shape.stride)}; make it larger, or remote.object smaller"
+            f"{format_size(stride)}; make it larger, or remote.object smaller"
         )
     return slots
 
@@ -196,16 +202,24 @@ class RemoteTier(Tier):
 
     def snapshot(self) -> RemoteSnapshot:
         """What has been counted, and how the engine is."""
-        worker = self._worker
-        return RemoteSnapshot(ready=worker.line.ready, breaker=worker.line.breaker.state.value, **worker.counts)
+        line = self._worker.line
+        return RemoteSnapshot(
+            ready=line.ready, unopened=line.unopened, breaker=line.breaker.state.value, **self._worker.counts
+        )
 
     def details(self) -> dict[str, Any]:
         said = self.snapshot()
-        asked = "asked" if said.breaker == BreakerState.CLOSED.value else "not asked"
+        asked = said.ready and said.breaker == BreakerState.CLOSED.value
+        if said.ready:
+            word = "asked" if asked else "not asked"
+        else:
+            word = "cannot be opened" if said.unopened else "starting"
         return {
-            "remote_engine": asked if said.ready else "starting",
+            "remote_engine": word,
+            "remote_engine_asked": int(asked),
             "remote_questions": said.lookups,
             "remote_late": said.late,
+            "remote_errors": said.errors,
             "remote_lost": said.absent,
             "remote_bad": said.bad,
         }

@@ -112,7 +112,7 @@ class RemoteWorker:
     @property
     def counts(self) -> Mapping[str, int]:
         """What has been counted."""
-        return {"lives": self.line.lives, "late": self.line.late, **self._reads.counts}
+        return {"lives": self.line.lives, "late": self.line.late, "errors": self.line.errors, **self._reads.counts}
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:

@@ -1,4 +1,4 @@
-"""An engine in memory, with every fault that engines have: late, short, foreign, wrong, hung, absent, dead."""
+"""An engine in memory, with every fault that engines have: late, short, foreign, wrong, hung, absent, failing, dead."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class EngineFault(Enum):
     WRONG = "wrong"  # a bit of a page
     HEADER = "header"  # a bit of what it says of its pages
     ABSENT = "absent"  # it is not there, though it exists
+    FAILS = "fails"  # with an error: it does not say that all is well
     HANGS = "hangs"  # no answer, ever
     DIES = "dies"  # the life ends
 
@@ -94,7 +95,10 @@ class ModelEngine:
             self._wait(self._store.seconds + (self._store.late_seconds if fault is EngineFault.LATE else 0.0))
             if self._ended:
                 return
-            self._tell(EngineAnswer(job.number, self._do(job, fault)))
+            if fault is EngineFault.FAILS:
+                self._tell(EngineAnswer(job.number, [False] * len(job.names), f"{job.verb}: no route to the store"))
+            else:
+                self._tell(EngineAnswer(job.number, self._do(job, fault)))
 
     def _wait(self, seconds: float) -> None:
         if seconds:

@@ -45,13 +45,14 @@ class Line:
         self.engines: list[Engine] = []
         self.told: list[LifeEvent] = []
         self.answered: list[bool] = []
+        self.emitted: list[tuple[str, object]] = []  # events, and their reasons
         shape: Any = None  # nothing is throttled
         self.line = EngineLine(
             shape,
             self._open,
             told=self.told.append,
             ended=lambda why: None,
-            emit=lambda *_, **__: None,
+            emit=lambda event, **facts: self.emitted.append((event, facts.get("reason"))),
             clock=lambda: self.now,
             trial_seconds=TRIAL_SECONDS,
             throttle=None,
@@ -113,14 +114,14 @@ class Line:
             engine.tell(EngineReady())
         elif what == "die":
             engine.tell(EngineGone("killed"))
-        elif what == "answer":
+        elif what in ("answer", "fail"):
             for job in engine.jobs:
-                engine.tell(EngineAnswer(job.number, [True]))
+                engine.tell(EngineAnswer(job.number, [what == "answer"], "" if what == "answer" else "put: refused"))
             engine.jobs.clear()
         self.turn()
 
 
-DEEDS = ("ask", "next", "next", "answer", "ready", "die", "wait", "stop", "go on")
+DEEDS = ("ask", "next", "next", "answer", "fail", "ready", "die", "wait", "stop", "go on")
 
 
 @settings(max_examples=examples(2000))
@@ -195,3 +196,68 @@ def test_an_engine_that_dies_as_soon_as_it_is_ready_is_begun_more_and_more_seldo
     world.pass_time(2 * OPEN_SECONDS)
     world.do("die")
     assert world.line._pause < pause, "it has served"
+
+
+def test_an_engine_that_fails_is_asked_no_more_which_is_told_once_until_it_does_well() -> None:
+    """Also where the questions that are to find out whether it does well fail, or are not answered."""
+    world = Line()
+    for deed in ("wait", "ready", "ask", "fail"):
+        world.do(deed)
+    assert not world.line.open
+    assert world.answered == [True, True], "who asked has been answered"
+    assert (world.line.errors, world.line.late) == (2, 0)
+    assert world.emitted[1:] == [("remote.fails", "put: refused")]
+    for deed in ("fail", "fail", "answer too late", "fail"):
+        assert world.engine is not None
+        for _ in range(10):
+            if not world.engine.jobs:
+                world.do("next")
+        assert [job.verb for job in world.engine.jobs] == ["exists"], "it is not tried again"
+        world.pass_time(TRIAL_SECONDS if "late" in deed else 0.0)
+        world.do(deed.partition(" ")[0])
+        assert not world.line.open
+    assert (world.line.errors, world.line.late) == (5, 1)
+    assert world.emitted[2:] == [("remote.does_not_answer", None)]
+    for _ in range(10):
+        world.do("next")
+        world.do("answer")
+    assert world.line.open
+    for deed in ("ask", "fail"):
+        world.do(deed)
+    assert [event for event, _ in world.emitted[3:]] == ["remote.answers_again", "remote.fails"]
+
+
+def test_an_error_between_good_answers_costs_nothing() -> None:
+    world = Line()
+    for deed in ("wait", "ready"):
+        world.do(deed)
+    for _ in range(5):
+        world.line.ask("exists", ["name"], (), world.now + 5.0, lambda done: None, lambda: None)
+        for deed in ("fail", "ask", "answer"):
+            world.do(deed)
+    assert world.line.open
+    assert world.line.errors == 5
+    assert [event for event, _ in world.emitted] == ["remote.engine_ready"]
+
+
+def test_an_engine_that_cannot_be_opened_is_told_of_once_for_each_reason() -> None:
+    world = Line()
+    for reason in ("no library", "no library", "no master", "no master"):
+        for _ in range(10):
+            if world.engine is None:
+                world.do("next")
+        assert world.engine is not None
+        world.engine.tell(EngineGone(reason))
+        world.turn()
+        assert world.line.unopened == reason
+    world.pass_time(MOST_PAUSE + OPEN_SECONDS)
+    assert world.line.unopened == "it was not ready within 120 s"
+    reasons = ["no library", "no master", world.line.unopened]
+    assert world.emitted == [("remote.cannot_be_opened", reason) for reason in reasons]
+    for _ in range(10):
+        world.do("next")
+        world.do("ready")
+    assert world.line.unopened == ""
+    world.do("die")
+    assert world.emitted[-1] == ("remote.engine_gone", "killed")
+    assert world.line.unopened == "", "it could be opened"
