@@ -286,6 +286,21 @@ def loop_device(tmp_path: Path) -> Iterator[str]:
     subprocess.run(["losetup", "--detach", device], check=True, timeout=20)
 
 
+def test_a_file_system_whose_beginning_is_blank_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start refuses it."""
+    device = tmp_path / "nvme0n1"
+    device.write_bytes(bytes(0x10040) + b"_BHRfS_M" + bytes(MIB))
+    monkeypatch.setattr(Path, "is_block_device", lambda path: path == device)
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, how, *more, **options: real(path, how & ~os.O_EXCL, *more, **options))
+    finding = device_files(SsdConfig(devices=(str(device),)))
+    assert_finding(finding, "wrong", "holds a btrfs file system")
+    device.write_bytes(bytes(MIB))
+    assert_finding(device_files(SsdConfig(devices=(str(device),))), "ok", "still empty")
+
+
 @pytest.mark.root
 def test_a_block_device(loop_device: str) -> None:
     config = SsdConfig(devices=(loop_device,))

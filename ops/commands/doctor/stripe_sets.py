@@ -12,16 +12,9 @@ from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import check_owner
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
-    SUPERBLOCK_OFFSETS,
-    Defect,
-    Superblock,
-    decode_superblock,
-    forgotten_members,
-)
-from swift_tiers.radix_tiering.tiers.ssd.members import EMPTY
+from swift_tiers.radix_tiering.tiers.ssd.claiming import DeviceContent, judge, others_content, read_copies
+from swift_tiers.radix_tiering.tiers.ssd.layout import Superblock, forgotten_members
 
 from ..fsck import PATTERN
 from .finding import Check, Finding, Status, combined, note, ok, warning, wrong
@@ -36,7 +29,7 @@ class Content(NamedTuple):
     """What one device file holds."""
 
     path: Path
-    state: str  # "member", "blank", "busy", "unreadable", or a Defect's kind: "damaged", "foreign", "version"
+    state: str  # "busy", "unreadable", or what it holds: see `DeviceContent`
     detail: str = ""
     superblock: Superblock | None = None  # of a member
 
@@ -73,7 +66,7 @@ def stripe_set(contents: Sequence[Content]) -> Finding:
             found, _, remedy = content.detail.rpartition("; ")
             return wrong(f"{path}: cannot be used: {found or remedy}", remedy if found else _CHECK)
         if content.state == "foreign":
-            return wrong(f"{path}: holds something that is not of a stripe set", _GIVE_UP)
+            return wrong(f"{path}: holds {content.detail}", _GIVE_UP)
         if content.state == "version":
             return wrong(f"{path}: {content.detail}", f"run the program that wrote it, or {_GIVE_UP}")
     members = [content for content in contents if content.superblock is not None]
@@ -126,12 +119,25 @@ def read_content(path: Path) -> Content:
         if not os.access(path, os.W_OK):
             return Content(path, "unreadable", "not writable for this user")
         size = os.lseek(descriptor, 0, os.SEEK_END)
-        blocks = [os.pread(descriptor, BLOCK_BYTES, offset) for offset in SUPERBLOCK_OFFSETS]
+
+        def read(offset: int, length: int) -> bytes:
+            return os.pread(descriptor, length, offset)
+
+        judgement = judge(read_copies(read), size)
+        found = others_content(judgement, read, size, path.is_block_device())
     except OSError as error:
         return Content(path, "unreadable", error.strerror or str(error))
     finally:
         os.close(descriptor)
-    return _judge(path, size, blocks)
+    if found:
+        return Content(path, DeviceContent.FOREIGN.value, found)
+    superblock = judgement.superblock
+    return Content(
+        path,
+        judgement.content.value,
+        judgement.detail,
+        superblock._replace(clean=judgement.clean) if superblock is not None else None,
+    )
 
 
 def _locked(descriptor: int) -> bool:
@@ -142,26 +148,3 @@ def _locked(descriptor: int) -> bool:
         return True
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
-
-
-def _judge(path: Path, size: int, blocks: Sequence[bytes]) -> Content:
-    """As a server does when it opens the set (`ssd.members.probe`)."""
-    if any(len(block) < BLOCK_BYTES for block in blocks):
-        return Content(path, "damaged", f"only {size} bytes long" if size else EMPTY)
-    copies = [decode_superblock(block) for block in blocks]
-    defects = [copy for copy in copies if isinstance(copy, Defect)]
-    whole = [copy for copy in copies if isinstance(copy, Superblock)]
-    versions = [defect for defect in defects if defect.kind == "version"]
-    if versions:
-        return Content(path, "version", versions[0].detail)
-    if whole:
-        newest = max(whole, key=lambda copy: copy.sequence)
-        if newest.geometry.end > size:
-            return Content(path, "damaged", f"{size} bytes long, its superblock says {newest.geometry.end}")
-        return Content(path, "member", "", newest._replace(clean=newest.clean and len(whole) == len(copies)))
-    kinds = {defect.kind for defect in defects}
-    if kinds == {"blank"}:
-        return Content(path, "blank")
-    if kinds <= {"foreign", "blank"}:
-        return Content(path, "foreign")
-    return Content(path, "damaged", "no whole superblock copy")

@@ -25,6 +25,7 @@ from .blockio import (
     sync_devices,
     write_blocks,
 )
+from .claiming import OTHER_VERSION, DeviceContent, judge
 from .layout import (
     CHECKPOINT_OFFSET,
     SUPERBLOCK_OFFSETS,
@@ -37,9 +38,6 @@ from .layout import (
 from .layout import decode_superblock as decode
 from .namespaces import NamespaceTable
 
-#: Why a device of 0 bytes is not used.
-EMPTY = "is empty, nothing of it is left: remove it, and the next start makes it anew"
-
 
 class Standing(Enum):
     MEMBER = "member"
@@ -47,6 +45,13 @@ class Standing(Enum):
     DAMAGED = "damaged"
     ABSENT = "absent"
     SILENT = "not answering"
+
+
+_STANDINGS = {
+    DeviceContent.MEMBER: Standing.MEMBER,
+    DeviceContent.BLANK: Standing.BLANK,
+    DeviceContent.DAMAGED: Standing.DAMAGED,
+}
 
 
 class Probe(NamedTuple):
@@ -89,37 +94,23 @@ def _judge(
     """What the errno and the content of both superblock copies say; None for a device that could not be asked."""
     if answers is None:
         if array.present(device):
-            reason = f"only {array.sizes[device]} bytes long" if array.sizes[device] else EMPTY
-            return Probe(device, Standing.DAMAGED, reason, (), None, False)
+            return Probe(device, Standing.DAMAGED, judge((), array.sizes[device]).detail, (), None, False)
         return Probe(device, Standing.ABSENT, "not present", (), None, False)
     if any(error == errno.ETIMEDOUT for error, _ in answers):
         return Probe(device, Standing.SILENT, patience.no_answer, (), None, False)
     copies = tuple(
         Defect("damaged", "cannot be read") if error else decode(block.tobytes()) for error, block in answers
     )
-    for copy in copies:
-        if isinstance(copy, Defect) and copy.kind == "version":
-            raise FormatError(
-                f"device {device}: {copy.detail}: run the program that wrote it, or zero its first 8 KiB to give it up"
-            )
-    whole = [copy for copy in copies if isinstance(copy, Superblock)]
-    defects = [copy for copy in copies if isinstance(copy, Defect)]
-    if whole:
-        newest = max(whole, key=lambda copy: copy.sequence)
-        if newest.geometry.end > array.sizes[device]:
-            detail = f"{array.sizes[device]} bytes long, its superblock says {newest.geometry.end}"
-            return Probe(device, Standing.DAMAGED, detail, copies, None, False)
-        return Probe(device, Standing.MEMBER, "", copies, newest, newest.clean and len(whole) == len(copies))
     if all(error for error, _ in answers):
         return Probe(device, Standing.ABSENT, "cannot be read", copies, None, False)
-    kinds = {defect.kind for defect in defects}
-    if kinds == {"blank"}:
-        return Probe(device, Standing.BLANK, "", copies, None, False)
-    if kinds <= {"foreign", "blank"}:
+    judgement = judge(copies, array.sizes[device])
+    if judgement.content is DeviceContent.VERSION:
+        raise FormatError(f"device {device}: {judgement.detail}: {OTHER_VERSION}")
+    if judgement.content is DeviceContent.FOREIGN:
         raise FormatError(
             f"device {device} holds something that is not a stripe set: name another, or zero its first 8 KiB"
         )
-    return Probe(device, Standing.DAMAGED, "no whole superblock copy", copies, None, False)
+    return Probe(device, _STANDINGS[judgement.content], judgement.detail, copies, judgement.superblock, judgement.clean)
 
 
 def silent_devices(array: DeviceArray, devices: Sequence[int], patience: Patience) -> list[int]:
