@@ -41,14 +41,20 @@ class ServerError(CommandError):
     """A server died, or did not become ready or end in time."""
 
 
+#: Into so many parts the ports are divided, of which a process has one, by its number.
+_SHARES = 16
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 that nobody listens on now, all different.
 
     A server binds its port many seconds after this has looked. So the ports lie below those that the kernel gives to
     outgoing connections, and below those that SGLang looks among for its ranks to meet at: any client and any other
-    server on the machine could take one of those in the meantime. None is returned twice.
+    server on the machine could take one of those in the meantime. None is returned twice, and processes that look at
+    the same time look among others, most of them.
     """
-    candidates = random.sample(_ports_for_servers(), 100 + count)
+    ports = _ports_for_servers()[os.getpid() % _SHARES :: _SHARES]
+    candidates = random.sample(ports, min(100 + count, len(ports)))
     free = list(itertools.islice((port for port in candidates if port not in _given and _is_free(port)), count))
     if len(free) < count:
         raise ServerError(f"no {count} ports are free among {len(candidates)} of 127.0.0.1: end what listens on them")
