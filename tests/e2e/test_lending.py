@@ -37,11 +37,11 @@ class Neighbours:
         self.tiers = {
             "donor": {
                 "host": {"size": "1MiB"}, "bus": {**bus, "server": "donor"},
-                "peer": {"donate": True, "window": "1s"},
+                "peer": {"donate": True, "window": "1s", "term": "5s"},
             },
             "borrower": {
                 "host": {"size": "1MiB"}, "bus": {**bus, "server": "borrower"},
-                "peer": {"borrow": True},
+                "peer": {"borrow": True, "term": "5s"},
             },
         }  # fmt: skip
         shape = {"--model-path": str(other_model), "--max-total-tokens": str(POOL), "--page-size": "16"}
