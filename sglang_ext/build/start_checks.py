@@ -12,7 +12,6 @@ import msgspec
 from swift_tiers.radix_tiering.base.config import PeerConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.contract.view import lease_name
-from swift_tiers.radix_tiering.bus.redis.connection import check
 from swift_tiers.radix_tiering.bus.redis.redis_server import (
     check_directory,
     default_directory,
@@ -49,6 +48,8 @@ def check_start(
     check_lease_name(config, lease_name(config.bus.server or server, last.name))
     check_lease_directory(config, make=make)
     if config.bus.enabled:
+        from swift_tiers.radix_tiering.bus.redis.connection import check  # a server without a bus needs no redis
+
         why = unusable_runtime_directory()
         if why and config.bus.url is None and config.bus.directory is None:
             logger.warning(

@@ -11,6 +11,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.config import BusConfig, PeerConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.bus.redis import connection
 from swift_tiers.sglang_ext.build import start_checks
 from swift_tiers.sglang_ext.build.assembly import Rank
 from swift_tiers.sglang_ext.build.lease_directory import check_lease_directory, check_lease_name, lease_directory
@@ -78,7 +79,7 @@ def test_a_runtime_directory_that_is_not_used_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A volume of a pod is root's, and servers in other pods look for the bus there."""
-    monkeypatch.setattr(start_checks, "check", lambda bus: None)
+    monkeypatch.setattr(connection, "check", lambda bus: None)
     volume = tmp_path / "volume"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(volume))
 

@@ -181,7 +181,8 @@ def end_all() -> None:
         clock.let_go()
     try:
         for stack in _stacks:
-            stack.close()
+            if not isinstance(stack.runner, VirtualRunner):  # whose threads are gone with its run
+                stack.close()
     finally:
         _stacks.clear()
         _clocks.clear()
