@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 #: How long the end of a stack waits for one step of what an operator has commanded.
 ERRAND_SECONDS = 5.0
+#: What is left for the index at the end, seconds, and as much for each million pages: twice what it takes.
+INDEX_SECONDS = 2.0
 #: Why the writes of a mover wait.
 NAMESPACE = "the tier does not know the namespace"
 
@@ -337,8 +339,8 @@ class TierStack:
             return
         self.closed = True
         ending = Ending(timeout, self.runner)
-        with self.table.lock:
-            known = {name: filling.end(ending.left(ERRAND_SECONDS)) for name, filling in self.fillings.items()}
+        known: dict[str, bool] = {}
+        ending.end(self._end_fillings, known, ending)
         # What reads an index ends when its tier is closed.
         opened = all(filling.opened for filling in self.fillings.values())
         ending.end(self.filler.close, ending.left(ERRAND_SECONDS) if opened else 0.0)
@@ -346,11 +348,16 @@ class TierStack:
         ending.end(self.restorer.close, ending.left())
         for tier in self.tiers.values():
             if not tier.durable:
-                self._end_beside(tier, ending)
+                ending.end(self._end_beside, tier, ending)
         for mover in self._durable:
-            ending.end(self._end_durable, mover, known[mover.tier.name], ending)
+            ending.end(self._end_durable, mover, known.get(mover.tier.name, False), ending)
         ending.end(self.filler.close, ending.left(ERRAND_SECONDS))
         ending.over()
+
+    def _end_fillings(self, known: dict[str, bool], ending: Ending) -> None:
+        with self.table.lock:
+            for name, filling in self.fillings.items():
+                known[name] = filling.end(ending.left(ERRAND_SECONDS))
 
     def _end_beside(self, tier: Tier, ending: Ending) -> None:
         """Close a tier that keeps nothing, in half of the time at most: one that waits for others' processes must not
@@ -367,8 +374,10 @@ class TierStack:
         sweeps.run(sweeps.offer(self.table, mover, self.table.in_memory()))
         filling = self.fillings[mover.tier.name]
         with self.table.lock:
-            # What waits for the index is not written any more; the index itself takes its time, too.
-            if not mover.wait_idle(ending.left() / 2 if filling.stage is Stage.FILLED else 0.0):
+            # What waits for the index is not written any more.
+            index = INDEX_SECONDS * (1 + self.table.pages / 1e6)
+            most = max(ending.left() / 2, ending.left() - index)
+            if not mover.wait_idle(most if filling.stage is Stage.FILLED else 0.0):
                 self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
                 mover.clear()
         # Nobody changes pages any more, but for a part that goes.

@@ -35,6 +35,9 @@ KINDS = {
     "command.refused": EventMeaning(Mark.WARNING, "a command was not carried out"),
     "device.added": EventMeaning(Mark.OK, "the stripe set has one more device"),
     "device.draining": EventMeaning(Mark.NOTE, "a device gets no new pages"),
+    "device.takes_nothing": EventMeaning(
+        Mark.WARNING, "a device gets no new pages: no room beneath its file, or mounted for reading alone"
+    ),
     "device.left_out": EventMeaning(Mark.WRONG, "a device of the stripe set was not there at the start"),
     "device.out": EventMeaning(Mark.WRONG, "a device was taken out of service: its pages are misses"),
     "device.pages_lost": EventMeaning(Mark.NOTE, "the pages of a device that is out were forgotten"),

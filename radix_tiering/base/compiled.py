@@ -59,10 +59,12 @@ def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
         try:
             made.compile(signature)
         except Exception as error:  # noqa: BLE001 - a file that a crash has cut, a full disk; what else it is comes again
-            if is_last:
+            if is_last or made.signatures:
                 where = made._cache.cache_path
                 _tell("swift-tiers: compiling, at every start: %s cannot be used: %r; make room there", where, error)
-            else:
+            if made.signatures:
+                return made  # it was compiled, and cannot be kept
+            if not is_last:
                 with contextlib.suppress(OSError):
                     os.unlink(kept._index_path)
             continue

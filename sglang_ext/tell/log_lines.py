@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from swift_tiers.radix_tiering.base.events import Event
 from swift_tiers.radix_tiering.base.repeats import Repeats, more
 from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.tiers.peer.neighbour import LENDS_NO_MORE
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,7 @@ class LoggedEvent(NamedTuple):
     level: int
     text: str  # with the event's fields in braces, and what to do about it
     subject: tuple[str, ...] = ()  # the fields that tell two events of a kind apart; others are the same news
+    usual: tuple[str, ...] = ()  # reasons that are in order
 
 
 #: By the kind of an event. Those are not here for which whoever emits them has a line, and those that are of use to
@@ -53,8 +55,7 @@ LINES: Mapping[str, LoggedEvent] = {
     ),
     "page.corrupt": LoggedEvent(
         logging.ERROR,
-        "a page was damaged in the {tier} tier: dropped, never served; check the device and its cabling, or, where it "
-        "is host memory, test the machine's",
+        "a page was damaged in the {tier} tier: dropped, never served; `swift-tiers inspect tiers` says what to do",
         ("tier",),
     ),
     "page.unreadable": LoggedEvent(
@@ -87,6 +88,7 @@ LINES: Mapping[str, LoggedEvent] = {
         logging.WARNING,
         "nothing is borrowed of {donor}: {reason}; see `swift-tiers inspect leases`",
         ("donor", "reason"),
+        (LENDS_NO_MORE,),
     ),
 }
 
@@ -103,7 +105,8 @@ class LogLines:
             return
         since = self._repeats.since((event.kind, *(str(event.fields.get(field)) for field in line.subject)))
         if since is not None:
-            logger.log(line.level, "swift-tiers: %s%s", line.text.format_map(_Fields(event.fields)), more(since))
+            level = logging.INFO if event.fields.get("reason") in line.usual else line.level
+            logger.log(level, "swift-tiers: %s%s", line.text.format_map(_Fields(event.fields)), more(since))
 
 
 class _Fields(dict[str, Any]):

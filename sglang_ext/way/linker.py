@@ -29,7 +29,6 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from swift_tiers.radix_tiering.base.ending import Ending
 from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.base.read_config import parse_config
-from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 
@@ -316,11 +315,12 @@ class SwiftLinker(UnifiedCacheLinker):
         if self._closed:
             return
         self._closed = True
-        ending = Ending(END_SECONDS, THREADS)
+        ending = Ending(END_SECONDS, self.stack.runner)
         if self.reporting is not None:
             ending.end(self.reporting.stop_orders)
-        ending.end(self._quiesce, ending.left() / 6)
-        copies_ended = [part.close(ending.left() / 12) for part in (self.loader, self.offloader)]
+        copies_ended = [self.loader.close(ending.left() / 12)]
+        ending.end(self._quiesce, ending.left() / 6, True)
+        copies_ended.append(self.offloader.close(ending.left() / 12))
         ending.end(self.stack.close, max(1.0, ending.left() - REST_SECONDS))
         if self.peer_side is not None:
             ending.end(self.peer_side.close)
@@ -341,12 +341,14 @@ class SwiftLinker(UnifiedCacheLinker):
         """The device's pool is about to go, and SGLang's tree with it: see `Offloader.stop`."""
         self.offloader.stop()
 
-    def _quiesce(self, timeout: float = QUIESCE_SECONDS) -> None:
-        """Wait for copies in flight, forget answers and requests. What takes too long is given up."""
+    def _quiesce(self, timeout: float = QUIESCE_SECONDS, at_end: bool = False) -> None:
+        """Wait for copies in flight, forget answers and requests. Offloads that take too long are given up; loads only
+        `at_end`, when nobody takes the slots that they are copied to."""
         self.wait_offloads(timeout)
         self.offloader.forget()
         for index in list(self._running):
-            self._finish(index)
+            if not at_end or self.loader.counter.is_over(index):
+                self._finish(index)
         for rid in list(self._queued):
             self.cancel_queued_load(rid)
         for request in list(self.requests.values()):

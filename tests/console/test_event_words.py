@@ -27,11 +27,18 @@ def event(kind: str = "device.out", **fields: object) -> StreamEvent:
     )
 
 
+#: What whoever tells of something calls.
+EMITS = ("emit", "_emit", "_missed")
+
+
 def _told(package: object) -> Iterator[str]:
-    """The kinds in `….emit("KIND", …)` of a package's source."""
+    """The kinds in `….emit("KIND", …)` of a package's source, and those that a tier has for its parts."""
     for path in Path(next(iter(package.__path__))).rglob("*.py"):  # type: ignore[attr-defined]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "emit":
+            if isinstance(node, ast.Assign) and "part_" in ast.unparse(node.targets[0]):
+                kinds = [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+                yield from (kind for kind in kinds if kind and not kind.startswith("model."))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in EMITS:
                 yield from (
                     one.value
                     for one in ast.walk(node.args[0])

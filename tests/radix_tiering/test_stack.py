@@ -478,23 +478,30 @@ class Unwilling(ModelTier):
 
     def close(self, held: Any, timeout: float | None = None) -> None:
         if self._fails:
-            raise RuntimeError("no thread to be had")
+            self.no_thread()
         self.let_go.wait()
 
+    def no_thread(self, *arguments: Any) -> Any:
+        raise RuntimeError("no thread to be had")
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_tier_that_does_not_end_keeps_no_index_from_being_written(fails: bool, caplog) -> None:
+
+@pytest.mark.parametrize("what", ["hangs", "fails", "no thread"])
+def test_a_tier_that_does_not_end_keeps_no_index_from_being_written(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     array = MemoryArray([2**20] * 2, seed=8)
     ssd = memory_ssd(array=array)
-    unwilling = Unwilling(fails, ssd)
+    unwilling = Unwilling(what == "fails", ssd)
     stack = make_stack(ssd=ssd, others=[unwilling])
     keys = chain(*"abcd")
     put(stack, keys)
-    if fails:
+    if what == "no thread":
+        monkeypatch.setattr(stack.runner, "thread", unwilling.no_thread)
+    if what != "hangs":
         with pytest.raises(RuntimeError, match="no thread to be had"):
-            stack.close(timeout=1.0)
+            stack.close(timeout=6.0)
     else:
-        stack.close(timeout=1.0)
+        stack.close(timeout=6.0)
         assert "the attic tier has not ended in time" in caplog.text
     unwilling.let_go.set()
     ModelTier.close(unwilling, None)

@@ -430,7 +430,7 @@ def test_a_copy_that_stalls_over_an_update_keeps_the_name_of_the_old_weights(
     # Its clock goes on: the copy is given up after a hundredth of a second.
     stack, pool = make_stack(clock=time.monotonic), StallingPool(keys)
     swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
-    monkeypatch.setattr(swift, "wait_offloads", lambda: offloads.Offloader.wait(swift.offloader, 0.01))
+    monkeypatch.setattr(swift, "wait_offloads", lambda timeout=0.0: offloads.Offloader.wait(swift.offloader, 0.01))
     old = stack.digest
     try:
         swift.offloader.submit(offered(stack, pool, keys))
@@ -488,6 +488,9 @@ def test_a_part_that_cannot_end_keeps_no_other_from_ending(monkeypatch: pytest.M
     swift.peer_side = SimpleNamespace(close=fails)  # type: ignore[assignment]
     monkeypatch.setattr(linker, "unlock_pages", lambda slab: ended.append("host memory"))
     if hangs:
+        swift._running[7] = []
+        monkeypatch.setattr(swift.layer_done_counter, "is_over", lambda index: False)
+        monkeypatch.setattr(swift.layer_done_counter, "finish", lambda index: threading.Event().wait())
         close = swift.loader.close
         monkeypatch.setattr(swift.loader, "close", lambda timeout: close(timeout) and False)
     swift.close()

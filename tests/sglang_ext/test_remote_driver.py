@@ -140,20 +140,29 @@ def test_every_engine_that_sglang_has_a_driver_for_may_be_named() -> None:
         check_machine(parse_config({"remote": {"engine": name, "options": {"backend_name": "ours"}}}), 1)
 
 
-@pytest.mark.parametrize("memory", ["4MiB", "8MiB", "16MiB", "17MiB"])
-def test_arrival_memory_is_judged_alike_before_a_model_is_loaded_and_after(memory: str) -> None:
-    """By what an object of pages that fill it takes."""
+@pytest.mark.parametrize(
+    ("memory", "before", "after"), [("3MiB", True, True), ("4MiB", False, True), ("17MiB", False, False)]
+)
+def test_arrival_memory_too_small_for_any_model_is_refused_before_one_is_loaded(
+    memory: str, before: bool, after: bool
+) -> None:
     config = parse_config({"remote": {"engine": "file", "memory": memory}})
     shape = object_shape(PageGeometry(layers=8, planes=2, tokens=16, row_bytes=1024), config.remote)
-    assert shape.pages * shape.page_bytes == config.remote.object
+    assert shape.pages * shape.page_bytes == config.remote.object, "pages that fill it"
 
-    def said(check: Callable[[], object]) -> str:
+    def is_refused(check: Callable[[], object]) -> bool:
         try:
             check()
         except ConfigError as error:
-            return str(error)
-        return ""
+            return str(error).startswith("remote.memory: ")
+        return False
 
-    before = said(lambda: check_machine(config, 1))
-    assert before == said(lambda: arrival_slots(config.remote, shape.stride))
-    assert bool(before) == (memory != "17MiB")
+    assert is_refused(lambda: check_machine(config, 1)) is before
+    assert is_refused(lambda: arrival_slots(config.remote, shape.stride)) is after
+
+
+def test_what_a_model_makes_smaller_objects_of_is_not_refused_before_it_is_known() -> None:
+    config = parse_config({"remote": {"engine": "file", "object": "64MiB"}})
+    check_machine(config, 1)
+    small = object_shape(PageGeometry(layers=36, planes=2, tokens=16, row_bytes=1024), config.remote)
+    assert arrival_slots(config.remote, small.stride) >= 4

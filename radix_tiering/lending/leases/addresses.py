@@ -9,11 +9,15 @@ import re
 from pathlib import Path
 
 from ...base.errors import ConfigError
+from ...base.runner import THREADS
 
 #: sockaddr_un.sun_path is 108 bytes, the last of them zero.
 PATH_BYTES = 107
 #: Beside each other: the sockets of a donor's leases and of its memory, and the lock of whoever listens there.
 _LEASES, ARENA, _LOCK = ".lease", ".arena", ".lock"
+#: A lock may be another rank's for a moment, which removes what it takes for a killed server's: so long is that waited
+#: for, and so often looked at, seconds.
+_SWEEP_SECONDS, _LOOK_SECONDS = 1.0, 0.01
 
 
 def ipc_address(directory: str | Path, name: str) -> str:
@@ -44,13 +48,19 @@ def take_path(path: Path) -> int:
     is removed. Raises ConfigError if another listens there.
     """
     _remove_left(path.parent)
+    until = THREADS.monotonic() + _SWEEP_SECONDS
     while True:
         lock = os.open(path.with_suffix(_LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            raise ConfigError(f"lease address: another server listens at {path}; give this one another name") from None
+            if THREADS.monotonic() >= until:
+                raise ConfigError(
+                    f"lease address: another server listens at {path}; give this one another name"
+                ) from None
+            THREADS.sleep(_LOOK_SECONDS)
+            continue
         if _is_at(lock, path.with_suffix(_LOCK)):
             return lock
         os.close(lock)  # its owner has just removed it

@@ -20,6 +20,8 @@ from .jobs import Job, Land, PeerRead, PeerWrite
 ANSWER_SECONDS = 5.0
 #: How soon, and at last how seldom, a donor that is not there is looked for, seconds.
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.05, 2.0
+#: Why one lends nothing that has said so itself.
+LENDS_NO_MORE = "is said to lend no more"
 #: When one that did what no donor does is tried again, seconds.
 MISTRUST_SECONDS = 10.0
 

@@ -30,7 +30,7 @@ from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
 from .jobs import CLOSING, LEASE_ENDED, Job
-from .neighbour import MISTRUST_SECONDS, Neighbour
+from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
 from .staging import Staging
@@ -395,7 +395,7 @@ class PeerWorker:
     def _tend(self, neighbour: Neighbour, now: float) -> None:
         """What is due with a donor."""
         if not neighbour.named and not self._book.has_leases(neighbour.name):
-            self._forget(neighbour, "is said to lend no more")
+            self._forget(neighbour, LENDS_NO_MORE)
         elif now >= neighbour.answer_by:
             self._part(neighbour, "does not answer")
         elif now >= neighbour.next_at:

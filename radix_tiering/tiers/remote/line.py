@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ...base.token_bucket import TokenBucket
 from .arrivals import ArrivalMemory
-from .breaker import Breaker
+from .breaker import FIRST_REST, MOST_REST, Breaker
 from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, OpenEngine, RemoteEngine, Verb
 from .objects import ObjectShape
 
@@ -43,6 +43,7 @@ class Emits(Protocol):
 class _Job(NamedTuple):
     """What the engine was asked."""
 
+    verb: Verb
     slots: Sequence[int]
     began: float
     passes: float  # when its bytes may be there, by `remote.throttle`
@@ -94,12 +95,19 @@ class EngineLine:
         self._late: dict[int, _Job] = {}  # that nobody waits for any more
         self._held: list[EngineAnswer] = []  # whose bytes have not passed yet
         self._troubles: set[str] = set()  # what has been told of why nothing is asked
+        self._puts_rest = 0.0  # for so long nothing is written after the last error, seconds; 0: there was none since
+        self._puts_at = 0.0  # when something may be written again
         self._number = 0
 
     @property
     def open(self) -> bool:
         """Whether all may be asked. Any thread."""
         return self.ready and self.breaker.closed
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be asked to take something. Any thread."""
+        return self.open and self._clock() >= self._puts_at
 
     @property
     def alive(self) -> bool:
@@ -132,7 +140,7 @@ class EngineLine:
         if self._throttle is not None:
             for _ in slots:
                 passes = self._throttle.take(self._shape.stride, now)
-        self._jobs[self._number] = _Job(slots, now, passes, until, done, late)
+        self._jobs[self._number] = _Job(verb, slots, now, passes, until, done, late)
         return True
 
     def heard(self, told: LifeEvent) -> None:
@@ -154,15 +162,33 @@ class EngineLine:
             self._held.append(answer)
         elif job is not None:
             del self._jobs[answer.number]
-            if answer.error:
-                self.errors += 1
-                self._missed("remote.fails", reason=answer.error)
-            elif self.breaker.answered():
-                self._troubles.clear()
-                self._emit("remote.answers_again")
-            job.done(answer.done)
+            self._judge(job, answer)
+            if answer.error and job.verb == "get" and not any(answer.done):
+                # Nothing is known of what is there.
+                self.slots.give_back(job.slots)
+                job.late()
+            else:
+                job.done(answer.done)
         elif (job := self._late.pop(answer.number, None)) is not None:
             self.slots.give_back(job.slots)
+
+    def _judge(self, job: _Job, answer: EngineAnswer) -> None:
+        """What an answer says of the engine. One that takes nothing may be read from all the same."""
+        if answer.error:
+            self.errors += 1
+        if answer.error and job.verb == "put":
+            self._puts_rest = min(MOST_REST, max(FIRST_REST, 2 * self._puts_rest))
+            self._puts_at = self._clock() + self._puts_rest
+            if self._puts_rest == FIRST_REST:
+                self._emit("remote.fails", reason=answer.error)
+        elif answer.error:
+            self._missed("remote.fails", reason=answer.error)
+        else:
+            if job.verb == "put":
+                self._puts_rest = 0.0
+            if self.breaker.answered():
+                self._troubles.clear()
+                self._emit("remote.answers_again")
 
     def look_at_the_time(self, now: float) -> None:
         """Whose deadline is over is told so; what was held back has passed."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...base.config import PolicyConfig, RemoteConfig
 from ...base.errors import ConfigError
 from ...base.events import EventLog
-from ...base.page import BLOCK_BYTES, HeldPages, PageGeometry, page_digest, round_up
+from ...base.page import HeldPages, PageGeometry, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.token_bucket import TokenBucket
 from ...base.units import format_size
@@ -21,7 +21,7 @@ from ...table.policy import AdmissionPolicy, AdmitAlways, AdmitLongPrefixes, Adm
 from ..tier import Chain, Read, Tier, Write
 from .breaker import BreakerState
 from .engine import OpenEngine
-from .objects import HEADER_BYTES, ObjectNames, ObjectShape
+from .objects import ObjectNames, ObjectShape
 from .reads import RemotePlace, RunSearch, WantedPage
 from .worker import FORGET_ARRIVED, RemoteWorker
 
@@ -50,16 +50,17 @@ class RemoteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrival_slots(config: RemoteConfig, stride: int | None = None) -> int:
-    """Objects that arrival memory holds. `stride`: bytes of one, see `ObjectShape`; None: the model is not known yet,
-    and an object is taken to be as large as `remote.object`. Only one of a single, larger page is larger than that.
+    """Objects that arrival memory holds. `stride`: bytes of one, see `ObjectShape`; None: the model is not known yet.
     Raises ConfigError where they are too few."""
+    fewest = FEWEST_SLOTS
     if stride is None:
-        stride = round_up(HEADER_BYTES + int(config.object), BLOCK_BYTES)
+        # Pages of a small model fill less of an object than it may have: what is refused now would be for any.
+        stride, fewest = int(config.object), 1
     slots = int(config.memory) // stride
-    if slots < FEWEST_SLOTS:
+    if slots < fewest:
         raise ConfigError(
-            f"remote.memory: {format_size(config.memory)} is less than {FEWEST_SLOTS} objects of "
-            f"{format_size(stride)}; make it larger, or remote.object smaller"
+            f"remote.memory: {format_size(config.memory)} is less than {fewest} object(s) of {format_size(stride)}; "
+            "make it larger, or remote.object smaller"
         )
     return slots
 
@@ -154,7 +155,7 @@ class RemoteTier(Tier):
         return 0
 
     def takes(self, length: int) -> bool:
-        return self._writes and length <= self.shape.page_bytes and self._worker.line.open
+        return self._writes and length <= self.shape.page_bytes and self._worker.line.takes
 
     def reserve(self, lengths: Sequence[int]) -> list[Any]:
         return []

@@ -74,7 +74,7 @@ class ObjectWrites:
 
     def go_on(self) -> None:
         """Begin with what waits. The engine can be asked."""
-        while self._runs and self._under_way < MOST_RUNS and self._line.open:
+        while self._runs and self._under_way < MOST_RUNS and self._line.takes:
             run = self._runs.popleft()
             self._under_way += 1
             self._go_on_with(run)

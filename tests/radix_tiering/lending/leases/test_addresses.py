@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.lending.leases import addresses
 from swift_tiers.radix_tiering.lending.leases.addresses import ARENA, ipc_address, ipc_path, leave_path, take_path
 
@@ -69,3 +71,21 @@ def test_a_lock_that_its_owner_is_just_removing_is_not_taken_for_one(
     with pytest.raises(ConfigError):
         take_path(path)
     leave_path(second, path)
+
+
+def test_a_lock_that_another_rank_has_for_a_moment_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes what it takes for a killed server's."""
+    os.close(take_path(path))
+    sockets_of(path)
+    sweeper = os.open(path.with_suffix(".lock"), os.O_RDWR)
+    fcntl.flock(sweeper, fcntl.LOCK_EX)
+    slept = []
+
+    def sleep(runner: object, seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            os.close(sweeper)
+
+    monkeypatch.setattr(ThreadRunner, "sleep", sleep)
+    leave_path(take_path(path), path)
+    assert len(slept) == 3

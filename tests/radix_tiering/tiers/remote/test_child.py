@@ -37,9 +37,8 @@ from support.remote import RUN, SHAPE, remote_config, run_of, snapshot, wait_sen
 
 #: How long a question may take here, where threads wait their turn.
 QUESTION = Duration(0.5)
-#: What a deadline may be missed by here: this machine is shared, and its threads wait their turn. Far less than an
-#: engine that hangs would take.
-SLACK = 20.0
+#: What a deadline may be missed by here: this machine is shared, and its threads wait their turn.
+SLACK = 5.0
 
 
 class Server:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
-from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
+from swift_tiers.radix_tiering.tiers.remote.engine import (
+    EngineAnswer,
+    EngineEvent,
+    EngineGone,
+    EngineJob,
+    EngineReady,
+    Verb,
+)
 from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, MOST_PAUSE, OPEN_SECONDS, EngineLine, LifeEvent
 
 from support.examples import examples
@@ -86,12 +93,12 @@ class Line:
         self.now = end
         self.turn()
 
-    def ask(self) -> None:
+    def ask(self, verb: Verb = "exists", slots: Sequence[int] = ()) -> None:
         if self.line.open:
             self.asked += self.line.ask(
-                "put",
+                verb,
                 ["name"],
-                (),
+                slots,
                 self.now + 5.0,
                 lambda done: self.answered.append(True),
                 lambda: self.answered.append(False),
@@ -116,7 +123,7 @@ class Line:
             engine.tell(EngineGone("killed"))
         elif what in ("answer", "fail"):
             for job in engine.jobs:
-                engine.tell(EngineAnswer(job.number, [what == "answer"], "" if what == "answer" else "put: refused"))
+                engine.tell(EngineAnswer(job.number, [what == "answer"], "" if what == "answer" else "exists: refused"))
             engine.jobs.clear()
         self.turn()
 
@@ -206,7 +213,7 @@ def test_an_engine_that_fails_is_asked_no_more_which_is_told_once_until_it_does_
     assert not world.line.open
     assert world.answered == [True, True], "who asked has been answered"
     assert (world.line.errors, world.line.late) == (2, 0)
-    assert world.emitted[1:] == [("remote.fails", "put: refused")]
+    assert world.emitted[1:] == [("remote.fails", "exists: refused")]
     for deed in ("fail", "fail", "answer too late", "fail"):
         assert world.engine is not None
         for _ in range(10):
@@ -238,6 +245,43 @@ def test_an_error_between_good_answers_costs_nothing() -> None:
     assert world.line.open
     assert world.line.errors == 5
     assert [event for event, _ in world.emitted] == ["remote.engine_ready"]
+
+
+def test_an_engine_that_takes_nothing_is_read_from_all_the_same() -> None:
+    """A store that is full, or read-only: what is written rests longer and longer, and is told of once."""
+    world = Line()
+    for deed in ("wait", "ready"):
+        world.do(deed)
+    rests = []
+    for _ in range(6):
+        world.ask("put")
+        world.do("fail")
+        assert world.line.open
+        assert not world.line.takes
+        began = world.now
+        while not world.line.takes:
+            world.pass_time(1.0)
+        rests.append(round(world.now - began))
+    assert rests == [5, 10, 20, 40, 60, 60]
+    assert [event for event, _ in world.emitted] == ["remote.engine_ready", "remote.fails"]
+    world.ask("put")
+    world.do("answer")
+    world.ask("put")
+    world.do("fail")
+    world.pass_time(5.0)
+    assert world.line.takes, "it has taken something meanwhile"
+
+
+def test_an_error_says_nothing_of_what_is_there() -> None:
+    """Objects that were asked for come late, and are not gone."""
+    world = Line()
+    for deed in ("wait", "ready"):
+        world.do(deed)
+    slots = world.line.slots.take(2)
+    world.ask("get", slots)
+    world.do("fail")
+    assert world.answered == [False]
+    assert set(slots) <= set(world.line.slots.take(8)), "their room is free"
 
 
 def test_an_engine_that_cannot_be_opened_is_told_of_once_for_each_reason() -> None:
