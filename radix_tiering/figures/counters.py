@@ -16,7 +16,6 @@ from .forms import PLACEMENT
 
 #: Ways between tiers. Those to and from the device are counted by whoever drives the stack.
 DEVICE_LINKS = ("device-host", "host-device")
-SSD_LINKS = ("host-ssd", "ssd-host")
 #: Upper bounds of the latency buckets, seconds: powers of two from 16 us to 8 s; the last bucket has no bound.
 LATENCY_BOUNDS = tuple(16e-6 * 2**power for power in range(20))
 

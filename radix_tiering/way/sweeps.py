@@ -52,16 +52,9 @@ def clean(table: PageTable) -> Sweep:
     return left
 
 
-def empty_memory(table: PageTable) -> Sweep:
-    """Copies in host memory and at peers leave; pages with an ssd copy stay, and so do pinned slots. Nobody is told of
-    one from the first step on. Returns how many pages have left."""
-    with table.lock:
-        table.forget_memory()
-    return (yield from settle_memory(table))
-
-
 def settle_memory(table: PageTable) -> Sweep:
-    """What `PageTable.forget_memory` has begun."""
+    """What `PageTable.forget_memory` has begun: copies in host memory and at peers leave; pages with an ssd copy stay,
+    and so do pinned slots. Returns how many pages have left."""
     flushes = table.flushes
     emptied = yield from _each(table, table.in_memory(), table.settle)
     with table.lock:

@@ -35,8 +35,6 @@ PASSWORD_VARIABLE = "SWIFT_TIERS_BUS_PASSWORD"
 #: How long one answer may take, and making a connection. A command that waits on purpose (XREAD BLOCK) must wait less.
 TIMEOUT_SECONDS = 1.0
 
-_PASSWORD_BYTES = 4096
-
 
 def connect(config: BusConfig, server: str, introduce: Callable[[Any], None] | None = None) -> redis.Redis:
     """A client of the bus, connected and checked; `close` it. Text in, text out. Any thread may use it.
