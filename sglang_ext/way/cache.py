@@ -43,6 +43,9 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.computes = False  # SGLang computes prompts in chunks, so that pages may come up between two of them
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
         self._matching: TieredRequest | None = None  # the request that match() is working on
+        self._arrived = 0  # requests, so far
+        #: Those that came before the one that SGLang computes in chunks, and waited for their pages when it began.
+        self._overtaken: list[TieredRequest] = []
 
     def of(self, req: Any) -> TieredRequest | None:
         """What is kept for SGLang's `Req`; None for one that is unknown, or is another one of the same id.
@@ -71,6 +74,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             request = self._arrive(req, key, facts, result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
+        if not request.pages or not (request.agreed or request.computes):
+            return result  # nothing can be promised on any rank: it would cost them a collective to say so
         self._matching = request
         return super().match(key, req, result)
 
@@ -84,7 +89,11 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             request.facts.runs = runs
         return loaded
 
-    def _arrive(self, req: Any, key: Any, facts: RequestFacts, result: Any, restarts: int = 0) -> TieredRequest:
+    def _arrive(
+        self, req: Any, key: Any, facts: RequestFacts, result: Any, restarts: int = 0, number: int = 0
+    ) -> TieredRequest:
+        """`number`: of one that begins anew."""
+        self._arrived += not number
         bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
         device_length, node = result.device_prefix_len, result.last_device_node
         request = TieredRequest(
@@ -98,6 +107,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             device_node=node,
             evictions=self.cache.device_evictions,
             restarts=restarts,
+            number=number or self._arrived,
         )
         # At least one token is computed. SGLang's match leaves that out, but for those by which it orders requests.
         reusable = req._compute_max_prefix_len(len(req.origin_input_ids) + len(req.output_ids)) - device_length
@@ -123,7 +133,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         result = self.cache._match_tree(MatchPrefixParams(key=request.key))
         if result.device_prefix_len // self.cache.page_size >= request.device_pages:
             return False
-        self._arrive(request.req, request.key, request.facts, result, request.restarts + 1)
+        self._arrive(request.req, request.key, request.facts, result, request.restarts + 1, request.number)
         return True
 
     # ---- requests that are computed while their pages come up ----
@@ -132,6 +142,30 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         """A request that is about to be admitted, if it is to be computed while its pages come up."""
         request = self.of(req)
         return request if request is not None and (request.computes or request.by_layers) else None
+
+    def overtakes(self, request: TieredRequest) -> None:
+        """SGLang has begun to compute this one in chunks. Whoever came before it, and waits for pages, would wait for
+        all of its chunks as well."""
+        self._overtaken = [
+            other
+            for other in self.cache_linker.requests.values()
+            if other.stage is TieringStage.WAITING
+            and other.number < request.number
+            and getattr(other.req, "priority", None) == getattr(request.req, "priority", None)
+        ]
+
+    def room_for_overtaken(self, most: int) -> int:
+        """Tokens, of `most`, that the next chunk is to leave to those that it has overtaken and that may be admitted
+        now; each of them is left room once. The same on every rank."""
+        room = 0
+        for request in list(self._overtaken):
+            if request.stage is TieringStage.WAITING and not request.agreed:
+                continue  # its pages have not come
+            self._overtaken.remove(request)
+            tokens = -(-request.tokens_to_compute // self.cache.page_size) * self.cache.page_size
+            if request.stage is TieringStage.WAITING and room + tokens <= most:
+                room += tokens
+        return room
 
     def on_course(self, req: Any) -> TieredRequest | None:
         """An admitted request that is being computed while its pages come up."""

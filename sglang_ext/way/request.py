@@ -64,6 +64,7 @@ class TieredRequest:
         "key",
         "loads_ahead",
         "lost_ahead",
+        "number",
         "pages",
         "req",
         "restarts",
@@ -87,6 +88,7 @@ class TieredRequest:
         device_node: Any = None,
         evictions: int = 0,
         restarts: int = 0,
+        number: int = 0,
     ) -> None:
         """Takes the place of this id in `among`, and leaves it at its end; who had it before is ended."""
         self.rid = rid
@@ -98,6 +100,7 @@ class TieredRequest:
         self.device_node = device_node  # where they end in the tree
         self.evictions = evictions  # device evictions until then
         self.restarts = restarts  # how often it began anew
+        self.number = number  # of those that have arrived: the same on every rank
         self.tail: Sequence[str] = ()  # page hashes behind its prefix on the device, when it arrived
         self.hashes: tuple[int, Sequence[str]] = (0, ())  # page hashes of its prompt, from this page (from 0) on
         self.stage = TieringStage.WAITING
@@ -141,6 +144,13 @@ class TieredRequest:
     def settled(self) -> bool:
         """Whether it has nothing to wait for, without beginning to wait: its pages are all up, or none is held."""
         return self.restore is None or self.stack.restorer.settled(self.restore)
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """How many tokens of its prompt it computes if it is admitted with the pages that were agreed on."""
+        known = len(self.req.origin_input_ids) + len(self.req.output_ids)
+        page_tokens: int = self.stack.namespace.geometry.tokens
+        return max(1, known - (self.device_pages + self.pages) * page_tokens)
 
     @property
     def known_pages(self) -> int:

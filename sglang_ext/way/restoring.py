@@ -38,6 +38,13 @@ class RestoringAdder(PrefillAdder):
     alone = False
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
+        request = self.tree_cache.linker.of(req)  # its end may come with its admission
+        result = self._add_one_req(req, has_chunked_req, truncation_align_size)
+        if request is not None and self.new_chunked_req is req:
+            self.tree_cache.linker.overtakes(request)
+        return result
+
+    def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
         if self.holds or self.alone:
             return AddReqResult.OTHER
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
@@ -116,11 +123,18 @@ class RestoringAdder(PrefillAdder):
         request = wrapper.on_course(req)
         if request is None:
             left = len(req.full_untruncated_fill_ids) - req.prefix_len
-            limit = self._with_room(min(left, self.rem_chunk_tokens or left), 0)
+            budget = self.rem_chunk_tokens or left
+            limit = self._with_room(min(left, budget), 0)
             if limit <= 0:
                 return self._hold(req)
+            room = wrapper.room_for_overtaken(budget - self.page_size)
+            if limit > budget - room:
+                limit = (budget - room) // self.page_size * self.page_size
             self._end_chunk_at(limit)
-            return super().add_chunked_req(req)
+            rest = super().add_chunked_req(req)
+            if room:
+                self._keep_room(req)
+            return rest
         page = self.page_size
         front = req.prefix_len // page - request.device_pages
         step = wrapper.agree(request, front)

@@ -624,6 +624,27 @@ def offloads_that_take_too_long_publish_nothing(s):
     quiet(s)
 
 
+def a_hit_keeps_its_turn_before_a_long_prompt_that_came_later(s):
+    """Its pages come up while the other one's first chunk is computed. A chunked request has all of SGLang's budget, so
+    the hit would wait for its last chunk."""
+    question, long = prompt(60, 300), prompt(61, 1400)
+    answer = s.generate(question)
+    s.empty_memory()
+    with tiers_that_do_not_answer(s):
+        hit, other = s.add(question), s.add(long)
+        s.step()
+        assert s.scheduler.chunked_req is other, "this tests nothing"
+    s.await_restores()
+    s.step()
+    assert hit.output_ids, "it has been passed by"
+    assert s.scheduler.chunked_req is other
+    s.run()
+    assert list(hit.output_ids) == answer
+    assert s.details(hit)["ssd"] == 288
+    assert s.generate(long) == list(other.output_ids)
+    quiet(s)
+
+
 def identities_do_not_mix(s):
     """The same tokens plain, under an extra key, under a salt, under a LoRA adapter: nobody gets another's pages.
 
@@ -850,6 +871,7 @@ def scheduler(tmp_path_factory, directories):
         failing_offloads_unlock_the_device,
         exceptions_do_not_reach_the_scheduler,
         pages_evicted_while_waiting_are_restored_too,
+        a_hit_keeps_its_turn_before_a_long_prompt_that_came_later,
         identities_do_not_mix,
         retracted_requests_come_back,
         what_the_tiers_lost_is_offered_along,
