@@ -472,9 +472,14 @@ class Restorer:
                 self._finish(restore, restore.usable)
         return Readiness.READY
 
-    def settled(self, restore: Restore) -> bool:
-        """Whether nothing is to be waited for, computed or decided any more, without beginning to wait."""
-        return not restore.under_way and self._pacing.readiness_of_settled(restore) is Readiness.READY
+    def at_once(self, restore: Restore) -> Readiness:
+        """What the request may do without waiting for anything, without beginning to wait. One that is to compute a
+        part may have to wait after all, for the page that it would come to first: `poll` says that."""
+        if not restore.under_way:
+            return self._pacing.readiness_of_settled(restore)
+        decision = restore.decision
+        computes = restore.can_compute and decision is not None and decision.compute
+        return Readiness.COMPUTE if computes and not restore.drains else Readiness.WAIT
 
     # ---- the device computes, while pages come up ----
 

@@ -7,6 +7,7 @@ the same on all of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from .request import TieredRequest, TieringStage
 
 #: Waiting requests that one scheduling round may wait for: who has nothing to wait for is not counted.
 MAX_AWAITED = 8
+#: Waiting requests that are looked at in the beginning of a round, those that came first.
+MOST_LOOKED_AT = 1024
 
 
 class Admission:
@@ -30,12 +33,13 @@ class Admission:
         self._awaited = 0  # requests that had to wait, in this round
 
     def begin_round(self) -> None:
-        """Find out, for all waiting requests at once, which of them have nothing to wait for on any rank: one
+        """Find out, for the first that wait, at once, which of them have nothing to wait for on any rank: one
         collective in a round, if anybody waits."""
         self._awaited = 0
-        waiting = [one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed]
-        if waiting:
-            self._agree(waiting, [Readiness.READY if one.settled() else Readiness.WAIT for one in waiting])
+        waiting = (one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed)
+        some = list(itertools.islice(waiting, MOST_LOOKED_AT))
+        if some:
+            self._agree(some, [one.at_once() for one in some])
 
     def may_enter(self, request: TieredRequest, chunk_taken: Callable[[], bool]) -> bool:
         """Whether a waiting request may be admitted now. `chunk_taken()`: whether SGLang, which can compute one request
@@ -43,11 +47,11 @@ class Admission:
 
         Only the first few that have to wait are asked for in one round: SGLang asks for all of them in each, and with
         all of them the deadlines would start together, and the pins would fill host memory. Who has nothing to wait for
-        passes them, however many they are.
+        passes them, however many they are, and so does who computes, as long as that may begin.
         """
         if request.agreed:
             return True
-        if self._awaited >= MAX_AWAITED:
+        if self._awaited >= MAX_AWAITED and (not request.computes or chunk_taken()):
             return False
         (readiness,) = self._agree([request], [request.readiness()])
         if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and chunk_taken()):

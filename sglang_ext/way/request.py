@@ -140,10 +140,11 @@ class TieredRequest:
         """Whether it may be admitted: its pages are up, or its deadline has passed, or it is to compute a part."""
         return Readiness.READY if self.restore is None else self.stack.restorer.poll(self.restore)
 
-    @never_raises(lambda: False)
-    def settled(self) -> bool:
-        """Whether it has nothing to wait for, without beginning to wait: its pages are all up, or none is held."""
-        return self.restore is None or self.stack.restorer.settled(self.restore)
+    @never_raises(lambda: Readiness.WAIT)
+    def at_once(self) -> Readiness:
+        """What it may do without waiting, and without beginning to: its pages are all up, or none is held; or it is to
+        compute a part of them."""
+        return Readiness.READY if self.restore is None else self.stack.restorer.at_once(self.restore)
 
     @property
     def tokens_to_compute(self) -> int:
