@@ -139,6 +139,23 @@ class Planner:
             why = f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
 
+    def recomputes(self, start: int, sources: Sequence[str | None], behind: int = 0) -> Decision | None:
+        """To compute all of a prefix that cannot be computed in part, where that is sooner than loading it although
+        computing costs as much as it may; None: wait for its pages. As for `decide`."""
+        worst = self.costs.compute_at_worst
+        if self.choice != "auto" or None in sources or all(source == HERE for source in sources) or worst is None:
+            return None
+        costs = self._model(sources)
+        if isinstance(costs, str):
+            return None
+        prefix = self._prefix(start, sources, behind)
+        at_worst = CostModel(compute=worst, sources=costs.sources)
+        recomputed, *loaded = pure_plans(prefix, at_worst, self.forward_tokens or prefix.tokens + behind)
+        if not loaded or recomputed.first_token_seconds >= loaded[0].first_token_seconds:
+            return None
+        why = f"recomputing takes {_ms(recomputed.seconds)}, loading {_ms(loaded[0].seconds)}; it is not done in part"
+        return Decision(True, False, 0, recomputed, why)
+
     def lands_sooner(self, pages: int, source: str, start: int, behind: int) -> bool:
         """Whether so many pages behind page `start` of a prompt, which host memory has, come sooner by landing from
         `source` while landing memory is drained: that takes one forward more, while what is copied from host memory is

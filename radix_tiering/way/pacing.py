@@ -77,6 +77,19 @@ class Pacing:
         # From now on: the request will be admitted as soon as there is room.
         self._reads.batch.set_computing(restore, decision.compute)
 
+    def recomputes(self, restore: Restore) -> bool:
+        """Whether one that needs its pages whole is to be computed instead, by what is known when it is first asked for
+        and its chain is complete."""
+        if restore.priced:
+            return False
+        restore.priced = True
+        front = restore.flight.step(1).jump
+        sources = restore.flight.whereabouts(front, HERE)
+        decision = self._planner.recomputes(len(restore.prefix_keys) + front, sources, restore.behind)
+        if decision is not None:
+            restore.story.decided(decision, front)
+        return decision is not None
+
     def _decide(self, restore: Restore) -> Decision:
         flight, prefix = restore.flight, len(restore.prefix_keys)
         front, behind = flight.step(1).jump, restore.behind

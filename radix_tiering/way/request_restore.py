@@ -87,6 +87,7 @@ class Restore:
         "outcome",
         "pages",
         "prefix_keys",
+        "priced",
         "replan",
         "short",
         "sources",
@@ -134,6 +135,7 @@ class Restore:
         self.pages = 0  # final when READY
         self.decision: Decision | None = None
         self.replan = float("-inf")  # when it is decided anew
+        self.priced = False  # one that cannot be computed in part: whether computing all of it is sooner was asked
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
         self.computing = False  # the device computes what is missing

@@ -462,6 +462,12 @@ class Restorer:
         if restore.can_compute and restore.complete:
             with self._table.lock:
                 return self._pacing.compute_or_wait(restore, now)
+        if restore.complete and not restore.priced:
+            with self._table.lock:
+                if restore.under_way and self._pacing.recomputes(restore):
+                    self._end(restore, "split")
+                    self._finish(restore, restore.usable)
+                    return Readiness.READY
         if now < restore.deadline:
             return Readiness.WAIT
         with self._table.lock:

@@ -17,7 +17,7 @@ from support.slow_link import Link, extends, in_memory, prompt, to_ssd, token_wi
 
 #: What the scheduler's side calls when a server serves a prefix from ssd, and is flushed.
 CALLS = (
-    "stack.restore", "stack.probe", "stack.restorer.poll", "stack.restorer.settled", "stack.restorer.step",
+    "stack.restore", "stack.probe", "stack.restorer.poll", "stack.restorer.at_once", "stack.restorer.step",
     "stack.restorer.take", "stack.restorer.split", "stack.restorer.present", "stack.restorer.places",
     "stack.restorer.release", "stack.restorer.wants_layers", "stack.restorer.count_load", "stack.restorer.copies",
     "stack.restorer.copied", "stack.intake.begin", "stack.intake.commit", "stack.planner.decide",

@@ -42,7 +42,7 @@ RANK_TROUBLE = {
 }  # fmt: skip
 #: What fails once where a rank stumbles, by where it is found from the linker.
 STUMBLES = (
-    "stack.restorer.poll", "stack.restorer.settled", "stack.restorer.present", "stack.restorer.places",
+    "stack.restorer.poll", "stack.restorer.at_once", "stack.restorer.present", "stack.restorer.places",
     "stack.restorer.step", "stack.restorer.take", "stack.restorer.split", "stack.restore", "pool.copy_in",
     "pool.copy_out", "stack.intake.begin",
 )  # fmt: skip

@@ -235,3 +235,30 @@ def test_computing_that_slows_loading_down_is_given_up_until_it_is_tried_again()
     again = strategies.index("load")
     assert "token-wise" in strategies[again:], "it is never tried again"
     assert strategies.count("load") > 4 * strategies.count("token-wise")
+
+
+@pytest.mark.parametrize(("load", "computed"), [(0.5, False), (3.0, True)])
+def test_a_prefix_that_is_needed_whole_is_computed_where_that_is_sooner(load: float, computed: bool) -> None:
+    """With pictures, say: it cannot be computed in part."""
+    stack, clock, keys = on_ssd(PAGES, restore={"strategy": "auto"}, policy={"restore_deadline": "1000s"})
+    tokens, nbytes = stack.planner._page_tokens, stack.planner._page_bytes
+    stack.planner.costs = LiveCosts(
+        CostModel(
+            compute=ComputeCost(fixed_seconds=0.0, token_seconds=1 / tokens, pair_seconds=0.0),
+            sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=nbytes / load)},
+        )
+    )
+    with Link(stack) as link:
+        restore = stack.restore(keys, can_compute=False)
+        stack.restorer.flush()
+        arrive(link, clock, 2, load)
+        assert stack.restorer.poll(restore) is (Readiness.READY if computed else Readiness.WAIT)
+        if not computed:
+            arrive(link, clock, PAGES - 2, load)
+            assert stack.restorer.poll(restore) is Readiness.READY
+        assert restore.pages == (2 if computed else PAGES), "what has come is used"
+    assert ("recomputing takes" in restore.story.told().why) is computed
+    counted = stack.snapshot().restores
+    assert (counted.restores_split, counted.restores_cut_short, counted.restores_expired) == (int(computed), 0, 0)
+    stack.restorer.release(restore)
+    check(stack)
