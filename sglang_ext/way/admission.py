@@ -51,7 +51,9 @@ class Admission:
         """
         if request.agreed:
             return True
-        if self._awaited >= MAX_AWAITED and (not request.computes or chunk_taken()):
+        if request.computes and chunk_taken():
+            return False  # it waits for its turn, and not for pages: what it would compute is not asked for
+        if self._awaited >= MAX_AWAITED and not request.computes:
             return False
         (readiness,) = self._agree([request], [request.readiness()])
         if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and chunk_taken()):

@@ -74,10 +74,12 @@ class Rig:
     def load(self) -> None:
         """One request whose pages are all loaded."""
         self.stack.flush(memory=True, durable=False)
+        choice, self.stack.planner.choice = self.stack.planner.choice, "load"
         restore = self.stack.restore(self.keys)
         while not self.stack.restorer.poll(restore):
             self.stack.restorer.flush()
         assert restore.pages == PAGES
+        self.stack.planner.choice = choice
         self.stack.restorer.release(restore)
         self.stack.restorer.flush()
 

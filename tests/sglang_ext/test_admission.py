@@ -52,10 +52,12 @@ def test_who_computes_does_not_queue_behind_those_that_wait_for_their_pages(chun
     asked: list[Any] = []
     waiting = [request(Readiness.WAIT, Readiness.WAIT, asked) for _ in range(MAX_AWAITED + 4)]
     computing = [request(Readiness.COMPUTE, Readiness.COMPUTE, asked) for _ in range(3)]
+    waiting, late = waiting[:MAX_AWAITED], waiting[MAX_AWAITED:]
     ready = [request(Readiness.READY, Readiness.READY, asked) for _ in range(3)]
-    found = Round([*waiting, *computing, *ready], chunk_taken)
-    assert found.admitted == [*([] if chunk_taken else computing[:1]), *ready]
-    assert asked == [*waiting[:MAX_AWAITED], *([] if chunk_taken else computing[:1])], "deadlines of others have begun"
+    found = Round([*waiting[1:], *computing, *waiting[:1], *late, *ready], chunk_taken)
+    first = [] if chunk_taken else computing[:1]
+    assert found.admitted == [*first, *ready]
+    assert asked == [*waiting[1:], *first, waiting[0]], "those that wait for their turn wait for no pages"
 
 
 def test_a_round_looks_at_so_many_only() -> None:

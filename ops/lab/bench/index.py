@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = table.find(NAMESPACE, keys[0, :4].tobytes())
     assert first is not None
     started = time.process_time()
-    waits, dropped = _drop(table, sweeps.drop(table, first))
+    waits, steps, dropped = _drop(table, sweeps.drop(table, first))
     dropping = time.process_time() - started
     assert dropped == options.pages - CHAIN
     print(f"{options.pages} pages of {options.units} stripe units")
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(spread("and let go", [1e3 * one for one in releases], "ms"))
     print(f"longest step of entering them {1e3 * step:.2f} ms")
     print(spread(f"wait for the lock while {dropped} pages leave", [1e3 * one for one in waits], "ms"))
+    print(f"longest step of that {1e3 * max(steps):.2f} ms")
     most = MEMORY + UNIT * (options.units - 1) + ONCE / options.pages
     each, ordered = 1e6 / options.pages, sorted(waits)
     figures = [
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Figure("release", 1e3 * statistics.median(releases), "ms"),
         Figure("dropping_per_page", dropping * each, "us"),
         Figure("wait_99", 1e3 * ordered[len(ordered) * 99 // 100], "ms", at_most=WAIT),
+        Figure("dropping_step", 1e3 * max(steps), "ms", at_most=WAIT),
         Figure("collection", collecting / collected, " of that before", at_most=COLLECTING),
     ]
     return finish(
@@ -113,13 +115,19 @@ def _claims(table: PageTable, chain: Sequence[bytes], rounds: int) -> tuple[list
     return claims[1:], releases[1:]
 
 
-def _drop(table: PageTable, steps: sweeps.Sweep) -> tuple[list[float], int]:
-    """Carry out a sweep as a server does, and ask for the lock all the while: seconds of each wait; the pages."""
+def _drop(table: PageTable, steps: sweeps.Sweep) -> tuple[list[float], list[float], int]:
+    """Carry out a sweep as a server does, and ask for the lock all the while: seconds of each wait, and of CPU of each
+    step, during which the lock is held; the pages."""
     errands, waits, before = ErrandThread(THREADS), [], table.pages
+    took: list[float] = []
     ended = threading.Event()
 
     def dropping() -> sweeps.Sweep:
-        yield from steps
+        started = time.thread_time()
+        for _ in steps:
+            took.append(time.thread_time() - started)
+            yield
+            started = time.thread_time()
         ended.set()
         return 0
 
@@ -130,7 +138,7 @@ def _drop(table: PageTable, steps: sweeps.Sweep) -> tuple[list[float], int]:
             waits.append(time.perf_counter() - started)
         time.sleep(0.001)
     errands.close(1.0)
-    return waits, before - table.pages
+    return waits, took, before - table.pages
 
 
 def _collecting() -> float:
