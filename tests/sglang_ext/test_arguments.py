@@ -118,13 +118,14 @@ def test_command_lines(model, tmp_path):
     squatted = tmp_path / "squatted"
     (squatted / "swift-tiers").mkdir(parents=True)
     (squatted / "swift-tiers").chmod(0o777)
-    donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
+    # A name of its own: this machine's may be too long for a socket in a test's directory.
+    donor = ["--swift-tiers-config", '{"peer": {"donate": true}, "bus": {"server": "a"}}']
 
     long_named = ["--swift-tiers-config", json.dumps({"peer": {"donate": True}, "bus": {"server": "x" * 90}})]
 
     def leases(directory, donate=True):
         peer = {"donate": donate, "borrow": True, "directory": str(directory)}
-        return ["--swift-tiers-config", json.dumps({"peer": peer})]
+        return ["--swift-tiers-config", json.dumps({"peer": peer, "bus": {"server": "a"}})]
 
     def remote(engine, **options):
         return ["--swift-tiers-config", json.dumps({"remote": {"engine": engine, "options": options}})]
@@ -221,7 +222,7 @@ def test_command_lines(model, tmp_path):
 def test_models_and_modes(model, models):
     """What the tiers cannot carry is refused in one line that names a remedy, where there is one."""
     on = ["--enable-swift-tiers", "--model-path"]
-    donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
+    donor = ["--swift-tiers-config", '{"peer": {"donate": true}, "bus": {"server": "a"}}']
     ngram = ["--speculative-algorithm", "NGRAM"]
     accepted = {
         "mla": [*on, models["mla"]],
