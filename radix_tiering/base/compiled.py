@@ -59,15 +59,13 @@ def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
         try:
             made.compile(signature)
         except Exception as error:  # noqa: BLE001 - a file that a crash has cut, a full disk; what else it is comes again
-            if is_last or made.signatures:
-                where = made._cache.cache_path
-                _tell("swift-tiers: compiling, at every start: %s cannot be used: %r; make room there", where, error)
-            if made.signatures:
-                return made  # it was compiled, and cannot be kept
-            if not is_last:
+            if not is_last and not made.signatures:
                 with contextlib.suppress(OSError):
                     os.unlink(kept._index_path)
-            continue
+                continue
+            where = made._cache.cache_path
+            _tell("swift-tiers: compiling, at every start: %s cannot be used: %r; make room there", where, error)
+            return made if made.signatures else None  # it may have been compiled, and cannot be kept
         if not made.stats.cache_hits:
             _tell("swift-tiers: compiling for half a minute, as on every machine once")
         return made

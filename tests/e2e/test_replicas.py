@@ -24,7 +24,7 @@ from support.servers import (
     shared_store,
     wait_memory_empty,
     wait_written,
-)  # fmt: skip
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 

@@ -26,7 +26,7 @@ from support.servers import (
     snapshot,
     wait_memory_empty,
     wait_written,
-)  # fmt: skip
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

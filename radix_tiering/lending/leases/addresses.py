@@ -49,21 +49,11 @@ def take_path(path: Path) -> int:
     """
     _remove_left(path.parent)
     until = THREADS.monotonic() + _SWEEP_SECONDS
-    while True:
-        lock = os.open(path.with_suffix(_LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            if THREADS.monotonic() >= until:
-                raise ConfigError(
-                    f"lease address: another server listens at {path}; give this one another name"
-                ) from None
-            THREADS.sleep(_LOOK_SECONDS)
-            continue
-        if _is_at(lock, path.with_suffix(_LOCK)):
-            return lock
-        os.close(lock)  # its owner has just removed it
+    while (lock := _locked(path.with_suffix(_LOCK), os.O_CREAT)) is None:
+        if THREADS.monotonic() >= until:
+            raise ConfigError(f"lease address: another server listens at {path}; give this one another name")
+        THREADS.sleep(_LOOK_SECONDS)
+    return lock
 
 
 def leave_path(lock: int, path: Path) -> None:
@@ -77,19 +67,24 @@ def _remove_left(directory: Path) -> None:
     """What servers have left there that were killed: their names have numbers of processes, which nobody uses again."""
     for socket in directory.glob(f"*{_LEASES}"):
         with contextlib.suppress(OSError):  # it is gone by now, or another user's
-            lock = os.open(socket.with_suffix(_LOCK), os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(lock, socket.with_suffix(_LOCK)):
+            lock = _locked(socket.with_suffix(_LOCK))
+            if lock is not None:
+                try:
                     for suffix in (_LEASES, ARENA, _LOCK):
                         socket.with_suffix(suffix).unlink(missing_ok=True)
-            finally:
-                os.close(lock)
+                finally:
+                    os.close(lock)
 
 
-def _is_at(lock: int, path: Path) -> bool:
-    """Whether the file that is open lies there, not another one or none."""
+def _locked(path: Path, how: int = 0) -> int | None:
+    """A descriptor of the file at `path`, locked; None where somebody else has it locked, or has just removed it.
+    Raises OSError where it cannot be opened (`how`: with these flags besides)."""
+    lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | how, 0o600)
     try:
-        return os.path.samestat(os.stat(path), os.fstat(lock))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path), os.fstat(lock)):
+            return lock
     except OSError:
-        return False
+        pass
+    os.close(lock)
+    return None

@@ -84,21 +84,19 @@ class DeviceFiles(NamedTuple):
         """Make those that are missing; all of them or, on an error, none. Raises ConfigError or StripeSetBusyError."""
         again = nothing_left(self.paths())
         missing = self.missing()
-        made: list[Path] = []
-        sizes: list[int] = []
+        made: dict[Path, int] = {}  # and how large
         for directory in self.config.directories:
             remove_half_made(Path(directory))
         try:
             for path in missing:
                 size = self.size_in(path.parent)
                 create_device_file(path, size)
-                made.append(path)
-                sizes.append(size)
+                made[path] = size
         except BaseException:
             for path in made:
                 path.unlink(missing_ok=True)
             raise
-        for path, size in zip(made, sizes, strict=True):
+        for path, size in made.items():
             if again:
                 logger.info("swift-tiers: made %s, %s", path, format_size(size))
             else:
