@@ -26,7 +26,15 @@ from swift_tiers.radix_tiering.base.release import required_sglang
 from .build.assembly import Rank
 from .build.start_checks import check_start, server_name, without_a_bus_that_cannot_be
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
-from .pools.supported import check_capability, check_model, check_modes, check_speculation, check_windows
+from .pools.supported import (
+    check_capability,
+    check_draft,
+    check_model,
+    check_modes,
+    check_speculation,
+    check_windows,
+    drafts_by_model,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +106,7 @@ def check_modes_arguments(server_args: Any, previous: Any) -> None:
     if view.enable_swift_tiers:
         with _refusing(server_args):
             check_modes(view)
-            check_speculation(view)
+            check_speculation(view, parse_config(read_source(view.swift_tiers_config)))
     previous(server_args)
 
 
@@ -112,7 +120,21 @@ def check_capabilities(server_args: Any, previous: Any) -> None:
 
         with _refusing(server_args):
             check_capability(view, model_config_of(server_args))
+            if drafts_by_model(view.speculative_algorithm):
+                check_draft(model_config_of(server_args), _draft_config(server_args, view), view.tp_size)
             _check_chunk(view.chunked_prefill_size, view.page_size)
+
+
+def _draft_config(server_args: Any, view: Any) -> Any:
+    """SGLang's configuration of the model that drafts."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    return ModelConfig.from_server_args(
+        server_args,
+        model_path=view.speculative_draft_model_path,
+        model_revision=view.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
 
 
 def prepare_swiftkv_arguments(server_args: Any, previous: Any) -> None:

@@ -40,11 +40,12 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
     if linker is not None:
         from .build.reporting import Reporting
         from .way.layer_wise import LayerWise
+        from .way.request import why_all_whole
 
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
         linker.reporting = Reporting(self, linker)
-        self.tree_cache.linker.computes = self.chunked_prefill_size is not None
+        self.tree_cache.linker.whole = why_all_whole(self)
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
         runner = self.tp_worker.model_runner
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)

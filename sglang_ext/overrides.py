@@ -133,6 +133,19 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(f"{counter}.wait_until", ("self", "threshold"), dies),
         Override(f"{counter}.finish", ("self", "index"), dies),
         Override(f"{counter}.reset", ("self",), dies),
+        *(
+            Override(
+                f"sglang.srt.mem_cache.cache_init_params.CacheInitParams.{pools}",
+                None,
+                "keep the KV of models that draft in the pages of the served one",
+            )
+            for pools in ("mtp_draft_device_pools", "sidecar_draft_device_pools")
+        ),
+        Override(
+            "sglang.srt.configs.model_config.ModelConfig.from_server_args",
+            ("server_args", "model_path", "model_revision", "is_draft_model", "context_length", "kwargs"),
+            "refuse a draft whose KV fits no page before a weight is loaded",
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 
 from ..pools.device_pool import row_shape
 from .content_names import ContentNames, cache_directory
-from .weights import LoadedFiles, Source, adapters_of, sources_of, unnamed_weights
+from .weights import LoadedFiles, Source, adapters_of, draft_of, sources_of, unnamed_weights
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +118,11 @@ _LOADING_ARGUMENTS = (
     "load_format", "quantization", "kv_cache_dtype", "torchao_config", "model_impl", "model_loader_extra_config",
     "modelopt_quant", "experts_shared_outer_loras",
 )  # fmt: skip
+#: Those that change what a model that drafts keeps.
+_DRAFT_ARGUMENTS = (
+    "speculative_algorithm", "speculative_draft_model_quantization", "speculative_draft_kv_cache_dtype",
+    "enable_multi_layer_eagle",
+)  # fmt: skip
 #: Arguments that name small files that do.
 _SETTINGS = ("quantization_param_path", "rl_quant_profile")
 #: Arguments that name weights beside the model's.
@@ -141,6 +146,10 @@ def loading_digest(server_args: Any, files: LoadedFiles, attention: str = "") ->
     facts["lora_target_modules"] = sorted(map(str, getattr(server_args, "lora_target_modules", None) or ()))
     facts["settings"] = {name: files.setting(path) for name, path in _settings_of(server_args).items()}
     facts["adapters"] = [(name, files.digest(Source(path))) for name, path in adapters_of(server_args)]
+    if (draft := draft_of(server_args)) is not None:
+        # Its KV lies in the pages, beside the model's. How many tokens are drafted, and by which of them, changes none.
+        facts["draft"] = {name: getattr(server_args, name, None) for name in _DRAFT_ARGUMENTS}
+        facts["draft"]["weights"] = files.digest(draft)
     if any(getattr(server_args, name, None) for name in _OTHER_WEIGHTS) or _names_a_place(
         facts["model_loader_extra_config"]
     ):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from ..pools.supported import drafts_by_model
 from .content_names import ContentNames, FileChangedError, FileState
 
 logger = logging.getLogger(__name__)
@@ -120,12 +121,28 @@ class LoadedFiles:
 
 
 def sources_of(server_args: Any) -> list[Source]:
-    """Whatever a server loads before it serves."""
-    load_format = str(server_args.load_format)
+    """Whatever a server loads before it serves; the model first."""
+    model = Source(server_args.model_path, _load_format(server_args), server_args.revision, server_args.download_dir)
+    draft = draft_of(server_args)
+    return [model, *([] if draft is None else [draft]), *(Source(path) for _, path in adapters_of(server_args))]
+
+
+def draft_of(server_args: Any) -> Source | None:
+    """What the model that drafts is loaded from; None where none does."""
+    if not drafts_by_model(getattr(server_args, "speculative_algorithm", None)):
+        return None
+    return Source(
+        server_args.speculative_draft_model_path or server_args.model_path,
+        str(server_args.speculative_draft_load_format or _load_format(server_args)),
+        server_args.speculative_draft_model_revision or server_args.revision,
+        server_args.download_dir,
+    )
+
+
+def _load_format(server_args: Any) -> str:
     if getattr(server_args, "weight_cache_mode", "off") == "client":
-        load_format = _ELSEWHERE  # a process that keeps weights for others does not say of which files they were
-    model = Source(server_args.model_path, load_format, server_args.revision, server_args.download_dir)
-    return [model, *(Source(path) for _, path in adapters_of(server_args))]
+        return _ELSEWHERE  # a process that keeps weights for others does not say of which files they were
+    return str(server_args.load_format)
 
 
 def adapters_of(server_args: Any) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 
-from .supported import PLAIN_WINDOWS
+from .supported import OTHER_DRAFT, PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, QueueMark | None], None]
@@ -93,6 +93,35 @@ def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int, code
     return structs.replace(plain, codec=codec, coded_layer_bytes=coded.layer_bytes)
 
 
+def planes_of(kvcache: Any, drafts: Sequence[Any] = ()) -> list[list[torch.Tensor]]:
+    """The buffers of every layer of a page, as of `layer_planes`: those of the models that draft first, then the
+    model's own.
+
+    Layers are copied in this order, and a forward of the model waits for its last one before any draft is made. So a
+    draft's are there by then, though SGLang has nothing wait for them. Raises ConfigError where a draft's are not of
+    the model's kind.
+    """
+    own = layer_planes(kvcache)
+    of_drafts = [planes for pool in drafts for planes in layer_planes(pool)]
+    for planes in of_drafts:
+        if [_rows(plane) for plane in planes] != [_rows(plane) for plane in own[0]]:
+            raise ConfigError(
+                f"--speculative-algorithm: the draft keeps KV rows of another size than the model's "
+                f"({_described(planes)} instead of {_described(own[0])}), which is not supported; {OTHER_DRAFT}"
+            )
+    return [*of_drafts, *own]
+
+
+def _rows(plane: torch.Tensor) -> tuple[int, int]:
+    """How many rows it has, and the bytes of one."""
+    return plane.shape[0], plane[0].numel() * plane.element_size()
+
+
+def _described(planes: Sequence[torch.Tensor]) -> str:
+    rows, row_bytes = _rows(planes[0])
+    return f"{rows} of {len(planes)} x {row_bytes} bytes"
+
+
 def row_shape(kvcache: Any) -> tuple[int, int]:
     """(heads, dimensions of one) of a token's row in a plane; latent rows are one head, which all share."""
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
@@ -124,6 +153,8 @@ class DevicePool(ABC):
     landing: torch.Tensor | None = None
     #: Where pages wait for donors' devices to store them; None where nothing is stored so.
     outgoing: OutgoingMemory | None = None
+    #: How many layers of a page, its first ones, are of models that draft (`planes_of`).
+    draft_layers: int = 0
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> None:
         """`codec`: in which pages are kept below the device; empty: as they are."""
@@ -131,6 +162,11 @@ class DevicePool(ABC):
         self.page_size = page_size
         self.pool_pages = layers[0][0].shape[0] // page_size
         self.device = layers[0][0].device
+
+    @property
+    def model_layers(self) -> int:
+        """Layers of a page that are of the model itself, which a forward waits for one by one."""
+        return self.geometry.layers - self.draft_layers
 
     def page_indices(self, rows: torch.Tensor) -> np.ndarray:
         """The pool page of each `page_size` rows: int64 [pages].

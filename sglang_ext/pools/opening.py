@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
 from .accelerator_pool import open_cuda_pool
-from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool, layer_planes
+from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool, planes_of
 from .encoded_pool import EncodedPool
+from .supported import OTHER_DRAFT, drafts_by_model
 
 
-def open_device_pool(kvcache: Any, page_size: int, codec: str = "") -> DevicePool:
-    """The pool behind SGLang's `kvcache`, of which pages are kept in `codec`; empty: as they are. Raises ConfigError if
-    it is of a kind that is not supported."""
+def open_pool(params: Any, codec: str) -> DevicePool:
+    """The pool of a rank, as SGLang's `CacheInitParams` tell of it, of which pages are kept in `codec`. Raises
+    ConfigError if it is of a kind that is not supported."""
+    kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    return open_device_pool(kvcache, params.page_size, codec, draft_pools(params))
+
+
+def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequence[Any] = ()) -> DevicePool:
+    """The pool behind SGLang's `kvcache` and those of models that draft, of which pages are kept in `codec`; empty: as
+    they are. Raises ConfigError if it is of a kind that is not supported."""
+    layers = planes_of(kvcache, drafts)
+    pool = _open(kvcache, layers, page_size, codec)
+    pool.draft_layers = sum(draft.layer_num for draft in drafts)
+    return pool
+
+
+def draft_pools(params: Any) -> tuple[Any, ...]:
+    """The KV pools of the models that draft, whose rows lie at the slots of the model's; none where nothing drafts by a
+    model. `params`: SGLang's `CacheInitParams`. Raises ConfigError where there is a draft whose KV SGLang does not tell
+    of."""
+    from sglang.srt.runtime_context import get_spec
+
+    pools = (*params.mtp_draft_device_pools, *params.sidecar_draft_device_pools)
+    algorithm = get_spec().speculative_algorithm
+    if drafts_by_model(algorithm) and not pools:
+        raise ConfigError(
+            f"--speculative-algorithm: {algorithm} keeps the KV of its draft where the tiers cannot reach it, which is "
+            f"not supported; {OTHER_DRAFT}"
+        )
+    return pools
+
+
+def _open(kvcache: Any, layers: list[list[torch.Tensor]], page_size: int, codec: str) -> DevicePool:
     from .shared_pool import BlockMajorKVPool
 
-    layers = layer_planes(kvcache)
     device = layers[0][0].device.type
     if codec and device == "cpu":
         return EncodedPool(layers, page_size, codec)

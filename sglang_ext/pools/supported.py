@@ -11,6 +11,11 @@ from typing import Any
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
+#: Algorithms of speculative decoding that work: one that drafts from tokens, and those whose models keep KV as the
+#: served one does, at the same slots.
+SPECULATIVE = ("NGRAM", "EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+#: The remedy for a draft that is not supported.
+OTHER_DRAFT = "use a draft whose layers keep KV as the model's do, or NGRAM, or remove it"
 #: The remedy for a model whose layers with a sliding window have a pool of their own.
 PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep the KV of all tokens)"
 
@@ -50,22 +55,50 @@ def check_modes(view: Any) -> None:
         if is_set:
             raise ConfigError(f"{flag}: cannot be combined with --enable-swift-tiers; {remedy}")
     algorithm = view.speculative_algorithm
-    if algorithm is not None and algorithm.upper() != "NGRAM":
+    if algorithm is not None and algorithm.upper() not in SPECULATIVE:
         raise ConfigError(
             f"--speculative-algorithm: {algorithm} cannot be combined with --enable-swift-tiers; the KV of its draft "
             "is not kept in the tiers, and behind a restored prefix it would draft from rows of others: "
-            "use NGRAM, which has none, or remove it"
+            f"use one of {', '.join(SPECULATIVE)}, or remove it"
         )
 
 
-def check_speculation(view: Any) -> None:
-    """What SGLang says of NGRAM in other words than a user's; our default of pages leads there. Raises ConfigError."""
+def check_speculation(view: Any, config: TiersConfig) -> None:
+    """What SGLang says of NGRAM in other words than a user's; our default of pages leads there. And what the memory of
+    a draft does not do. Raises ConfigError."""
+    if config.peer.donate and drafts_by_model(view.speculative_algorithm):
+        raise ConfigError(
+            f"peer.donate: a server that drafts by a model ({view.speculative_algorithm}) cannot lend its memory so "
+            "far; remove peer.donate"
+        )
     breadth = view.speculative_ngram_max_bfs_breadth
     is_ngram = view.speculative_algorithm is not None and view.speculative_algorithm.upper() == "NGRAM"
     if is_ngram and breadth > 1 and view.page_size > 1 and view.attention_backend != "flashinfer":
         raise ConfigError(
             f"--speculative-ngram-max-bfs-breadth: with pages of {view.page_size} tokens SGLang drafts trees on the "
             f"flashinfer backend only, not on {view.attention_backend}; add --speculative-ngram-max-bfs-breadth 1"
+        )
+
+
+def drafts_by_model(algorithm: str | None) -> bool:
+    """Whether a model drafts for the served one by this algorithm of speculative decoding."""
+    return algorithm is not None and algorithm.upper() != "NGRAM"
+
+
+def check_draft(model_config: Any, draft_config: Any, tensor_parallel: int) -> None:
+    """What can be said of a draft's KV before a weight is loaded: a page has rows of one size. Both: SGLang's model
+    configurations. Raises ConfigError."""
+    from sglang.srt.configs.model_config import AttentionArch
+
+    def shape(config: Any) -> str:
+        if config.attention_arch == AttentionArch.MLA:
+            return f"latent rows of {config.kv_lora_rank} + {config.qk_rope_head_dim}"
+        return f"{config.get_num_kv_heads(tensor_parallel)} KV heads of {config.head_dim}"
+
+    if shape(draft_config) != shape(model_config):
+        raise ConfigError(
+            f"--speculative-draft-model-path: {_name(draft_config)} keeps {shape(draft_config)} a token and layer, "
+            f"{_name(model_config)} {shape(model_config)}, which cannot lie in the same pages; {OTHER_DRAFT}"
         )
 
 

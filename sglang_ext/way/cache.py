@@ -40,7 +40,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def __init__(self, cache: SwiftRadixCache, cache_linker: SwiftLinker) -> None:
         super().__init__(cache, cache_linker)
         self.admission = Admission(cache_linker.requests, cache._all_reduce_attn_groups)
-        self.computes = False  # SGLang computes prompts in chunks, so that pages may come up between two of them
+        #: Why every request needs its prefix whole before it is computed; empty: pages may come up between two chunks.
+        self.whole = "the scheduler is not complete"
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
         self._matching: TieredRequest | None = None  # the request that match() is working on
         self._arrived = 0  # requests, so far
@@ -68,7 +69,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             if req.rid in self.cache_linker.requests:
                 return result
             facts = RequestFacts.of(req)
-            facts.whole = why_whole(req) if self.computes else "SGLang computes prompts in one piece"
+            facts.whole = self.whole or why_whole(req)
             if self.layer_wise is not None:
                 facts.no_layers = self.layer_wise.why_not(req)
             request = self._arrive(req, key, facts, result)

@@ -36,7 +36,7 @@ from ..build.assembly import build_tiers, unlock_pages
 from ..build.reporting import Reporting
 from ..build.weights import are_unnamed, unnamed_weights
 from ..pools.device_pool import DevicePool
-from ..pools.opening import open_device_pool
+from ..pools.opening import open_pool
 from ..tell.forward_times import ForwardTimes
 from ..tell.guard import never_raises
 from ..tell.on_the_way import OnTheWay
@@ -81,9 +81,7 @@ class SwiftLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         config = parse_config(extra_config or {})
-        pool = open_device_pool(
-            params.token_to_kv_pool_allocator.get_kvcache(), params.page_size, config.host.lossy_codec
-        )
+        pool = open_pool(params, config.host.lossy_codec)
         if pool.accelerator is not None and forward_stream is not None:
             # A copy in the forward's own stream would run between its layers, not beside them.
             pool.accelerator.keep_clear_of(forward_stream)

@@ -295,6 +295,15 @@ class TieredRequest:
             self.stack.restorer.release(restore)
 
 
+def why_all_whole(scheduler: Any) -> str:
+    """Why every request of this scheduler has to have its prefix whole before it is computed; empty if not all do."""
+    if scheduler.chunked_prefill_size is None:
+        return "SGLang computes prompts in one piece"
+    if scheduler.spec_algorithm.has_draft_kv() and not scheduler.spec_algorithm.is_none():
+        return "a model drafts for it, from all of its prefix"
+    return ""
+
+
 def why_whole(req: Any) -> str:
     """Why `req` has to have its prefix whole before it is computed; empty if it need not. Such requests wait for their
     pages as they do where nothing is known of costs."""

@@ -6,6 +6,7 @@ import fcntl
 import json
 import re
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -242,8 +243,13 @@ def test_models_and_modes(model, models):
         "DeepseekV32ForCausalLM keeps an index": [*on, models["sparse"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],
         "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],
-        "--speculative-algorithm: eagle3 .* use NGRAM": [*on, model, "--speculative-algorithm", "eagle3"],
-        "--speculative-algorithm: STANDALONE .* use NGRAM": [*on, model, "--speculative-algorithm", "STANDALONE"],
+        "--speculative-algorithm: dflash .* use one of NGRAM, EAGLE, ": [
+            *on,
+            model,
+            "--speculative-algorithm",
+            "dflash",
+        ],
+        "peer.donate: a server that drafts by a model": [*on, model, *donor, "--speculative-algorithm", "eagle3"],
         "--speculative-ngram-max-bfs-breadth: with pages of 16 .* add .*breadth 1": [*on, model, *ngram],
     }
     results = resolve([*accepted.values(), *refused.values()])
@@ -254,6 +260,35 @@ def test_models_and_modes(model, models):
         lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]
         assert len(lines) == 1, (pattern, result)
         assert re.search(pattern, lines[0]), (pattern, lines)
+
+
+def test_a_draft_whose_kv_fits_no_page_is_refused_before_it_is_loaded():
+    from sglang.srt.configs.model_config import AttentionArch
+
+    from swift_tiers.radix_tiering.base.errors import ConfigError
+    from swift_tiers.sglang_ext.pools.supported import check_draft
+
+    def model(name, heads, dim, arch=AttentionArch.MHA):
+        return SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=[name]),
+            attention_arch=arch,
+            get_num_kv_heads=lambda ranks: max(1, heads // ranks),
+            head_dim=dim,
+            kv_lora_rank=512,
+            qk_rope_head_dim=dim,
+        )
+
+    served = model("Llama", 8, 128)
+    check_draft(served, model("LlamaEagle3", 8, 128), 4)
+    latent = model("Deepseek", 128, 64, AttentionArch.MLA)
+    check_draft(latent, model("NextN", 1, 64, AttentionArch.MLA), 8)
+    for one, draft, words in (
+        (served, model("Small", 8, 64), "Small keeps 2 KV heads of 64 a token and layer, Llama 2 KV heads of 128"),
+        (served, model("Small", 4, 128), "Small keeps 1 KV heads of 128 a token and layer, Llama 2 KV heads of 128"),
+        (latent, model("Small", 8, 64), "Small keeps 2 KV heads of 64 a token and layer, Deepseek latent rows of 512"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--speculative-draft-model-path: {words}.*, or NGRAM, or remove it$"):
+            check_draft(one, draft, 4)
 
 
 def test_swiftkv_models(tmp_path):

@@ -36,7 +36,9 @@ class ModelDevice:
     """Pages of a device in an array; copies take their time, and fail or kill their thread where they are to."""
 
     device = torch.device("cpu")
+    pool_pages = DEVICE
     geometry = GEOMETRY
+    model_layers, draft_layers = GEOMETRY.layers, 0
 
     def __init__(self, runner: VirtualRunner, draw: random.Random) -> None:
         self.pages = np.zeros((DEVICE, GEOMETRY.page_bytes), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,65 @@ def test_latent_rows_with_scales_or_on_some_ranks_only_are_refused(change: dict[
         ConfigError, match="the pool of latent KV is scaled, or its layers are spread over ranks; choose"
     ):
         open_device_pool(latent_pool(**change), 64)
+
+
+def grouped_pool(layers: int, *, rows: int = 4 * 16, heads: int = 2, dtype: Any = torch.float32) -> Any:
+    """SGLang's pool of K and V, without all that makes one; every row of another number."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    pool = MHATokenToKVPool.__new__(MHATokenToKVPool)
+    planes = torch.randn(2 * layers, rows, heads, 8, generator=torch.Generator().manual_seed(layers)).to(dtype)
+    pool.k_buffer, pool.v_buffer = list(planes[:layers]), list(planes[layers:])
+    pool.kv_cache_layout, pool.layer_num = "nhd", layers
+    return pool
+
+
+def test_a_page_has_the_layers_of_its_drafts_before_the_models() -> None:
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    model, drafts = grouped_pool(3), [grouped_pool(1), grouped_pool(2)]
+    pool = open_device_pool(model, 16, drafts=drafts)
+    assert (pool.geometry.layers, pool.draft_layers, pool.model_layers) == (6, 3, 3)
+    slab = np.zeros((1, pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(np.array([2]), slab, np.array([0]))
+    layers = [pair for kvcache in (*drafts, model) for pair in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)]
+    expected = b"".join(plane[32:48].numpy().tobytes() for pair in layers for plane in pair)
+    assert slab[0, : pool.geometry.page_bytes].tobytes() == expected
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        pytest.param(lambda: grouped_pool(1, heads=4), id="wider rows"),
+        pytest.param(lambda: grouped_pool(1, dtype=torch.bfloat16), id="narrower values"),
+        pytest.param(lambda: grouped_pool(1, rows=5 * 16), id="other slots"),
+        pytest.param(latent_pool, id="another kind of attention"),
+    ],
+)
+def test_a_draft_whose_rows_fit_no_page_is_refused(draft: Any) -> None:
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    with pytest.raises(ConfigError, match=r"^--speculative-algorithm: the draft keeps .*; use a draft whose"):
+        open_device_pool(grouped_pool(3), 16, drafts=[draft()])
+
+
+def test_a_draft_whose_memory_is_not_told_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of SGLang's unified memory, or of an algorithm that it resolves to another one."""
+    from sglang.srt import runtime_context
+
+    from swift_tiers.sglang_ext.pools.opening import draft_pools
+
+    spec = SimpleNamespace(speculative_algorithm="FROZEN_KV_MTP")
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
+    params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=())
+    with pytest.raises(ConfigError, match="FROZEN_KV_MTP keeps the KV of its draft where the tiers cannot reach it"):
+        draft_pools(params)
+    for algorithm in (None, "NGRAM"):
+        spec.speculative_algorithm = algorithm
+        assert draft_pools(params) == ()
+    spec.speculative_algorithm = "EAGLE"
+    params.sidecar_draft_device_pools = ("a draft's",)
+    assert draft_pools(params) == ("a draft's",)
 
 
 def pool_of(kind: str) -> tuple[DevicePool, list[list[torch.Tensor]]]:

@@ -293,6 +293,39 @@ def test_how_weights_are_loaded_counts(tmp_path, names):
     assert loading() in seen
 
 
+def test_a_draft_s_weights_count_as_its_kv_lies_in_the_pages(copy, model, names):
+    """And nothing of it does where none drafts, or what it drafts from is tokens."""
+
+    def loading(**changes):
+        arguments = {
+            "model_path": str(model),
+            "revision": None,
+            "download_dir": None,
+            "load_format": "auto",
+            "speculative_algorithm": "EAGLE",
+            "speculative_draft_model_path": str(copy),
+            "speculative_draft_model_revision": None,
+            "speculative_draft_load_format": None,
+            **changes,
+        }
+        given = SimpleNamespace(**arguments)
+        return loading_digest(given, LoadedFiles(sources_of(given), names))
+
+    plain = loading(speculative_algorithm=None)
+    assert loading(speculative_algorithm="NGRAM") == plain
+    seen = [
+        plain,
+        loading(),
+        loading(speculative_algorithm="STANDALONE"),
+        loading(speculative_draft_model_quantization="fp8"),
+        loading(speculative_draft_load_format="dummy"),
+    ]
+    assert loading() == loading(speculative_draft_model_path=None), "its own model drafts, of equal bytes"
+    flip_bit(copy / "model.safetensors")
+    seen.append(loading())
+    assert len(set(seen)) == len(seen)
+
+
 def test_what_else_changes_kv_with_the_same_files_counts(names):
     def loading(attention="", **changes):
         return loading_digest(SimpleNamespace(**changes), LoadedFiles([], names), attention)

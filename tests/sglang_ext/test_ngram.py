@@ -1,6 +1,6 @@
 """NGRAM speculative decoding over the tiers, in SGLang's real scheduler: it drafts from tokens and keeps no KV.
 
-SGLang has no kernels for it on a CPU: see `support.ngram_on_cpu` for what runs in their place.
+SGLang has no kernels for it on a CPU: see `support.speculating_on_cpu` for what runs in their place.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
-from support import ngram_on_cpu
+from support import ngram_on_cpu, speculating_on_cpu
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown
 from support.tiers_of_a_model import (
@@ -43,7 +43,7 @@ def expected(model):
 def speculating(model, tmp_path_factory):
     with SchedulerProcess(
         [*arguments_of(model, *with_tiers(tmp_path_factory.mktemp("ssd"))), *ngram_on_cpu.ARGUMENTS],
-        environment=ngram_on_cpu.ENVIRONMENT,
+        environment=speculating_on_cpu.ENVIRONMENT,
         prepare="support.ngram_on_cpu.install",
     ) as process:
         process(costs_are_unknown)

@@ -167,10 +167,9 @@ def test_the_device_is_made_ready_before_anything_is_served(monkeypatch: pytest.
     stack, pool = make_stack(), StallingPool([])
     pool.accelerator = SimpleNamespace(keep_clear_of=lambda stream: order.append(("clear of", stream)))  # type: ignore[attr-defined]
     pool.prepare = lambda slab: order.append(("prepared", slab is stack.host.slab))  # type: ignore[attr-defined]
-    monkeypatch.setattr(linker, "open_device_pool", lambda *_: pool)
+    monkeypatch.setattr(linker, "open_pool", lambda *_: pool)
     monkeypatch.setattr(linker, "build_tiers", lambda *_: order.append("tiers") or (stack, None))
-    params = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: None), page_size=1)
-    swift = SwiftLinker(None, params, components=None, forward_stream="forward")
+    swift = SwiftLinker(None, None, components=None, forward_stream="forward")
     swift.close()
     assert order == [("clear of", "forward"), "tiers", ("prepared", True)]
 
@@ -184,11 +183,10 @@ def test_a_start_that_fails_closes_what_it_has_opened(monkeypatch: pytest.Monkey
         raise ConfigError("--mem-fraction-static: leaves the device no room")
 
     pool.prepare = no_room  # type: ignore[attr-defined]
-    monkeypatch.setattr(linker, "open_device_pool", lambda *_: pool)
+    monkeypatch.setattr(linker, "open_pool", lambda *_: pool)
     monkeypatch.setattr(linker, "build_tiers", lambda *_: (stack, None))
-    params = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: None), page_size=1)
     with pytest.raises(ConfigError, match="no room"):
-        SwiftLinker(None, params, components=None)
+        SwiftLinker(None, None, components=None)
     assert stack.closed
     assert not stack.restorer.alive
 
@@ -244,7 +242,9 @@ class StallingPool:
 
     device = torch.device("cpu")
     geometry = GEOMETRY
+    model_layers, draft_layers = GEOMETRY.layers, 0
     page_size = 1
+    pool_pages = 1024
     outgoing: Any = None
     has_digests = False
 

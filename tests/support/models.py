@@ -113,6 +113,83 @@ def tiny_gemma(directory: Path, *, own_pool: bool = False, seed: int = 0) -> Pat
     return directory
 
 
+def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
+    """A model that drafts for `tiny_model`'s, one layer as EAGLE has it: the target's embeddings, head and last hidden
+    states, and KV rows of the same size."""
+    import torch
+    from safetensors.torch import save_file
+
+    known = json.loads((target / "config.json").read_text())
+    heads, kv_heads, dim = known["num_attention_heads"], known["num_key_value_heads"], known["head_dim"]
+    hidden, inner = known["hidden_size"], known["intermediate_size"]
+    shapes = {
+        "embed_tokens.weight": (known["vocab_size"], hidden),
+        "fc.weight": (hidden, 2 * hidden),
+        "fc.bias": (hidden,),
+        "layers.0.self_attn.q_proj.weight": (heads * dim, hidden),
+        "layers.0.self_attn.k_proj.weight": (kv_heads * dim, hidden),
+        "layers.0.self_attn.v_proj.weight": (kv_heads * dim, hidden),
+        "layers.0.self_attn.o_proj.weight": (hidden, heads * dim),
+        "layers.0.mlp.gate_proj.weight": (inner, hidden),
+        "layers.0.mlp.up_proj.weight": (inner, hidden),
+        "layers.0.mlp.down_proj.weight": (hidden, inner),
+    }
+    draw = torch.Generator().manual_seed(seed)
+    weights = {name: 0.2 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    weights["layers.0.post_attention_layernorm.weight"] = torch.ones(hidden)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id",
+    )  # fmt: skip
+    config = {name: known[name] for name in names} | {
+        "architectures": ["LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    return directory
+
+
+def tiny_mtp(directory: Path, *, seed: int = 0) -> Path:
+    """A MiMo of four layers, and of one more that predicts the token after the next one."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def build(**special_ids: int) -> Any:
+        config = Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        return Qwen2ForCausalLM(config)
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    weights = load_file(directory / "model.safetensors")
+    draw, more = torch.Generator().manual_seed(seed + 1), "model.mtp_layers.0"
+    for name, weight in list(weights.items()):
+        if name.startswith("model.layers.0."):
+            random = 0.2 * torch.randn(weight.shape, generator=draw)
+            weights[name.replace("model.layers.0", more)] = weight.clone() if "norm" in name else random
+    for norm in ("token", "hidden", "final"):
+        weights[f"{more}.{norm}_layernorm.weight"] = torch.ones(HIDDEN)
+    weights[f"{more}.input_proj.weight"] = 0.2 * torch.randn(HIDDEN, 2 * HIDDEN, generator=draw)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return _configure(directory, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
+
+
 #: Of `tiny_vl`: what stands for a picture in a prompt.
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 

@@ -1,21 +1,19 @@
 """SGLang's NGRAM worker on the portable CPU platform, which has no kernels for it. For tests of what lies around it.
 
-SGLang's Triton kernels, those that it has for Intel GPUs, run in Triton's interpreter (`ENVIRONMENT`). Only two things
-are put in their place: the table of n-grams, which is C++ and would have to be compiled, and attention from drafts.
+Beside what `speculating_on_cpu` has for it, the table of n-grams is plain Python: it is C++ and would have to be
+compiled.
 """
 
 from __future__ import annotations
 
-import copy
-import importlib
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
-ENVIRONMENT = {"TRITON_INTERPRET": "1"}
+from .speculating_on_cpu import attend_from_drafts, take_triton_kernels
+
 #: Of a server: a chain of one token and three drafts. Of trees and pages of several tokens, SGLang has but one backend.
 ARGUMENTS = [
     "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4", "--speculative-ngram-max-bfs-breadth",
@@ -28,27 +26,12 @@ accepted = [0, 0]
 
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
-    _take_triton_kernels()
+    take_triton_kernels()
+    attend_from_drafts()
     import sglang.srt.speculative.ngram_worker as worker
-
-    from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
 
     worker.NgramCorpus = Corpus
     worker.move_accept_tokens_to_target_kvcache = _count(worker.move_accept_tokens_to_target_kvcache)
-    forward = CpuAttentionBackend.forward_extend
-
-    def forward_extend(self, q, k, v, layer, batch, save_kv_cache=True):
-        return forward(self, q, k, v, layer, _as_extend(batch), save_kv_cache)
-
-    CpuAttentionBackend.forward_extend = forward_extend
-
-
-def _take_triton_kernels() -> None:
-    for name in ("spec_tree", "cache_locs", "reconstruct_tree"):
-        importlib.import_module("sglang.srt.utils")
-        with mock.patch("sglang.srt.utils.is_xpu", return_value=True):
-            module: Any = importlib.import_module(f"sglang.kernels.ops.speculative.{name}")
-        assert module._is_xpu, f"{name} had been imported before"
 
 
 def _count(move: Any) -> Any:
@@ -58,20 +41,6 @@ def _count(move: Any) -> Any:
         move(batch, accept_index, correct, allocator)
 
     return counted
-
-
-def _as_extend(batch: Any) -> Any:
-    """Drafts of one chain see what is before them and each other as new tokens of a prompt do."""
-    if not batch.forward_mode.is_target_verify():
-        return batch
-    known = getattr(batch, "chain", None)
-    if known is None:
-        known = batch.chain = copy.copy(batch)
-        drafts = batch.spec_info.draft_token_num
-        known.extend_prefix_lens = batch.seq_lens
-        known.extend_seq_lens = torch.full_like(batch.seq_lens, drafts)
-        known.seq_lens = batch.seq_lens + drafts
-    return known
 
 
 class Corpus:

@@ -156,7 +156,7 @@ class RankWorld:
         cache = self._s.cache
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
         cache.linker = SwiftLinkerWrapper(cache, state.linker)
-        cache.linker.computes = True
+        cache.linker.whole = ""
         cache.linker.jump_ahead = self._jump_ahead
         model_runner = scheduler.tp_worker.model_runner
         layer_wise = LayerWise(scheduler, model_runner, state.linker)

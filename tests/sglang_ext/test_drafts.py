@@ -1,0 +1,179 @@
+"""Models that draft for the served one, over the tiers, in SGLang's real scheduler: their KV lies in the pages, too.
+
+What they draft is verified, so no wrong row of theirs changes an answer; it is seen in what they draft alone. SGLang
+has no kernels for it on a CPU: see `support.speculating_on_cpu` for what runs in their place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from swift_tiers.ops.base.model import tiny_model
+
+from support import speculating_on_cpu
+from support.models import tiny_eagle, tiny_mtp
+from support.scheduler_process import SchedulerProcess
+from support.slow_link import costs_are_unknown, quiet, to_ssd
+from support.speculating_on_cpu import drafted
+from support.tiers_of_a_model import (
+    ANSWER,
+    PLACES,
+    QUESTIONS,
+    answers_of,
+    arguments_of,
+    cached,
+    forget,
+    with_tiers,
+)
+
+
+class Drafting(NamedTuple):
+    """A way of drafting by a model."""
+
+    algorithm: str
+    draft: str  # how the model that drafts is made
+    layers: int  # of it
+
+
+#: Those whose prefixes SGLang names by pairs of tokens, as EAGLE's, and with a pool that it tells of in one way, and in
+#: the other; and a plain model with plain names, which the two of them show in parts.
+KINDS = [
+    Drafting("EAGLE", "eagle", 1),
+    Drafting("NEXTN", "mtp", 1),
+    pytest.param(Drafting("STANDALONE", "itself", 4), marks=pytest.mark.exhaustive),
+]
+
+
+def served(kind: Drafting, folder: Path) -> tuple[Path, Path]:
+    """The model, and the one that drafts for it."""
+    if kind.draft == "mtp":
+        model = tiny_mtp(folder / "model")
+        return model, model
+    model = tiny_model(folder / "model")
+    return model, tiny_eagle(folder / "draft", model) if kind.draft == "eagle" else model
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: getattr(kind, "algorithm", None))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def models(kind, tmp_path_factory):
+    return served(kind, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(models):
+    """By a server that does not speculate."""
+    with SchedulerProcess(arguments_of(models[0])) as plain:
+        return plain(answers_of)
+
+
+@pytest.fixture(scope="module")
+def drafting(kind, models, tmp_path_factory):
+    model, draft = models
+    arguments = [
+        *arguments_of(model, *with_tiers(tmp_path_factory.mktemp("ssd"))),
+        *speculating_on_cpu.ARGUMENTS,
+        *("--speculative-algorithm", kind.algorithm, "--speculative-draft-model-path", str(draft)),
+    ]
+    with SchedulerProcess(
+        arguments, speculating_on_cpu.ENVIRONMENT, prepare="support.speculating_on_cpu.install"
+    ) as process:
+        process(costs_are_unknown)
+        yield process
+
+
+def layers_of_pages(s):
+    return s.linker.pool.geometry.layers, s.linker.pool.draft_layers
+
+
+def drafts_from(s, place):
+    """Of each question whose prefix is in that tier alone: its answer, what was drafted for it, and where its prefix
+    came from."""
+    found = {}
+    for name, question in QUESTIONS.items():
+        s.generate(question, ANSWER)
+        if place != "device":
+            s.empty_device()
+        if place == "ssd":
+            s.linker.stack.flush(memory=True, durable=False)
+        drafted.clear()
+        req = s.add(question, ANSWER)
+        s.run()
+        found[name] = list(req.output_ids)[:ANSWER], list(drafted), s.details(req)
+    quiet(s)
+    return found
+
+
+def drafts_over_zeros(s):
+    """The same of one question, where of what is loaded the rows of the draft are zeroed."""
+    question, pool = QUESTIONS["a question"], s.linker.pool
+    s.generate(question, ANSWER)
+    s.empty_device()
+    copy_in = pool.copy_in
+
+    def zeroed(pages, slab, slots, layer_done, after=()):
+        def zero(layer, mark):
+            for plane in pool._arrays[layer] if layer < pool.draft_layers else ():
+                plane[pages] = 0
+            layer_done(layer, mark)
+
+        copy_in(pages, slab, slots, zero, after)
+
+    pool.copy_in = zeroed
+    drafted.clear()
+    try:
+        req = s.add(question, ANSWER)
+        s.run()
+    finally:
+        pool.copy_in = copy_in
+    assert s.details(req)["host"] == cached(question)
+    forget(s)
+    return list(req.output_ids)[:ANSWER], list(drafted)
+
+
+def restored_while_it_could_be_computed(s):
+    """A question on SSD that is to be computed from the front while its pages come up: where its prefix came from, and
+    why it was not computed so."""
+    planner, question = s.linker.stack.planner, QUESTIONS["a question"]
+    to_ssd(s, question)
+    choice, planner.choice = planner.choice, "token-wise"
+    try:
+        req = s.add(question)
+        request = s.linker.requests[req.rid]
+        s.run()
+    finally:
+        planner.choice = choice
+    quiet(s)
+    return s.details(req), request.facts.whole
+
+
+def test_pages_have_the_draft_s_layers_too(drafting, kind):
+    assert drafting(layers_of_pages) == (4 + kind.layers, kind.layers)
+
+
+def test_drafts_depend_on_what_is_loaded_and_answers_do_not(drafting, expected):
+    answer, drafts = drafting(drafts_over_zeros)
+    assert answer == expected["a question"][:ANSWER]
+    (_, on_device, _) = drafting(drafts_from, "device")["a question"]
+    assert drafts != on_device, "the test below would prove nothing"
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "device"])
+def test_answers_and_drafts_are_the_same_from_every_tier(drafting, expected, place):
+    on_device = drafting(drafts_from, "device")
+    for name, (answer, drafts, details) in drafting(drafts_from, place).items():
+        assert answer == expected[name][:ANSWER], name
+        assert drafts == on_device[name][1], name
+        assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name])}, name
+
+
+def test_nothing_is_computed_while_pages_come_up(drafting):
+    details, why = drafting(restored_while_it_could_be_computed)
+    assert details["ssd"] == cached(QUESTIONS["a question"])
+    assert why == "a model drafts for it, from all of its prefix"
