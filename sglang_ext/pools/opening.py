@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from .accelerator_pool import open_cuda_pool
 from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool, planes_of
 from .encoded_pool import EncodedPool
 from .supported import OTHER_DRAFT, drafts_by_model
+
+logger = logging.getLogger(__name__)
 
 
 def open_pool(params: Any, codec: str) -> DevicePool:
@@ -28,6 +31,10 @@ def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequ
     layers = planes_of(kvcache, drafts)
     pool = _open(kvcache, layers, page_size, codec)
     pool.draft_layers = sum(draft.layer_num for draft in drafts)
+    if drafts:
+        logger.info(
+            "swift-tiers: a page has %d layers of what drafts, and the model's %d", pool.draft_layers, pool.model_layers
+        )
     return pool
 
 
