@@ -38,6 +38,7 @@ def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
+        from .build.donation import admit_again
         from .build.reporting import Reporting
         from .way.layer_wise import LayerWise
         from .way.request import why_all_whole
@@ -47,6 +48,7 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         linker.reporting = Reporting(self, linker)
         self.tree_cache.linker.whole = why_all_whole(self)
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
+        self.tree_cache.room_made = lambda: admit_again(self)
         runner = self.tp_worker.model_runner
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
 

@@ -105,6 +105,11 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(f"{wrapper}.load_back", ("self", "req"), reason),
         Override(f"{wrapper}.release_request", ("self", "rid"), reason),
         Override(
+            f"{wrapper}.commit_completed_offloads",
+            ("self", "successes"),
+            "have SGLang admit requests to the room of what has been stored",
+        ),
+        Override(
             f"{wrapper}._tail_hashes",
             ("self", "key", "result", "device_hit_len"),
             "compute the hashes of a prompt once",

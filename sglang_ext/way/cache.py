@@ -302,6 +302,11 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             )
         super()._offload_node(node_id, [offered])
 
+    def commit_completed_offloads(self, successes: Sequence[bool]) -> None:
+        super().commit_completed_offloads(successes)
+        if successes:
+            self.cache.room_made()
+
     def release_request(self, rid: str) -> None:
         super().release_request(rid)
         self.end(self.cache_linker.requests.get(rid))
@@ -315,6 +320,8 @@ class SwiftRadixCache(KeepingRadixCache):
         self.sampler: Sampler | None = None
         #: Whether SGLang is computing some request in chunks already; it can follow one only.
         self.chunk_taken: Callable[[], bool] = lambda: True
+        #: Told that pages of the device may be evicted that could not be before.
+        self.room_made: Callable[[], None] = lambda: None
         super().__init__(params)
 
     def init_cache_linker(self, cache_linker: Any) -> None:

@@ -59,6 +59,7 @@ class TieredRequest:
         "drains",
         "evictions",
         "facts",
+        "given_up",
         "hashes",
         "heard",
         "key",
@@ -114,6 +115,7 @@ class TieredRequest:
         self.lost_ahead = False  # one of them went wrong on this rank: its next batch is to fail
         self.pages = 0  # of its prefix below the device, of which every rank knows: some may know of more
         self.restore: Restore | None = None
+        self.given_up = False  # nothing of it is to be used any more; it is kept as long as something is copied from it
         self._copies = 0  # loads that are queued or under way
         self._runs: Runs = ()  # what the last load takes from where
         self._among = among
@@ -177,7 +179,7 @@ class TieredRequest:
     def promised(self, hashes: Sequence[str]) -> int:
         """Pages from the start of `hashes`, a tail of its prompt, that are verified and pinned now. SGLang asks anew in
         every round, and the device may have lost pages since the last one."""
-        if self.restore is None or (offset := self._covers(hashes)) is None:
+        if self.restore is None or self.given_up or (offset := self._covers(hashes)) is None:
             return 0
         return min(len(hashes), self.stack.restorer.present(self.restore, offset) - offset)
 
@@ -215,7 +217,7 @@ class TieredRequest:
     def copied(self) -> None:
         """A load of it has ended, or was withdrawn."""
         self._copies -= 1
-        if self.stage is not TieringStage.ON_COURSE:
+        if self.given_up or self.stage is not TieringStage.ON_COURSE:
             self._give_back()
 
     def take_runs(self) -> Runs:
@@ -228,6 +230,8 @@ class TieredRequest:
     def next_step(self, front: int) -> Step:
         """What this rank could do next, the device having the first `front` pages."""
         everything = Step(front, self.pages)  # what is computed is right, whatever came up
+        if self.given_up:
+            return everything
         return self._try(lambda restore: self.stack.restorer.step(restore, front)) or everything
 
     def admit(self) -> None:
@@ -284,9 +288,10 @@ class TieredRequest:
 
     @never_raises(lambda: None)
     def give_up(self) -> None:
-        """Nothing below the device is to be used for it any more, but what it computes or copies already."""
-        if self.stage is not TieringStage.ON_COURSE:
-            self._give_back()
+        """Nothing below the device is to be used for it any more, but what is being copied already: it computes the
+        rest, on its course, too."""
+        self.given_up = True
+        self._give_back()
 
     def _give_back(self) -> None:
         """Unpin its pages, unless some are being copied."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import threading
 import time
 
 import pytest
 
 from swift_tiers.radix_tiering.restore.flight import Step
 
+from support.new_weights import other_weights, sessions
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import (
     Link,
@@ -203,6 +205,54 @@ def a_page_fails(s):
     assert list(req.output_ids) == answer
     quiet(s)
     return log, s.details(req)
+
+
+def weights_change_between_two_chunks(s):
+    """What comes up afterwards was computed with weights that are gone; so was what has come up, and is not taken yet.
+    SGLang itself goes on from where it was."""
+    question = prompt(91)
+    to_ssd(s, question)
+    begin, end = sessions(s)
+    link_of_host = s.linker.stack.links["host-device"]
+    with other_weights(s) as update, Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        extends(s, None, 0, until=lambda: s.cache.linker.on_course(req) is not None)
+        assert link.deliver(4) == 4
+        assert begin()
+        assert update(flush=False)
+        assert end()
+        before, computed = link_of_host.pages, req.extend_end
+        log = extends(s, link, 4)
+        assert link_of_host.pages == before, "pages of the old weights were loaded"
+    assert s.details(req).get("ssd", 0) == 0
+    assert sum(length for _, length in log) == len(question) - computed
+    quiet(s)
+
+
+def room_that_copies_gave_back(s):
+    """One that has ended is copied out of the device, and cannot be evicted until that is over. Another one is refused
+    for that meanwhile, and admitted after it, though nobody has ended since."""
+    offloader, go_on = s.linker.offloader, threading.Event()
+    copy_out = offloader._copy_out
+    runs, ends = s.add(prompt(92), 400), s.add(prompt(93), 40)
+    s.run(until=lambda: len(ends.output_ids) > 30)
+    assert s.linker.wait_offloads(60)
+    offloader._copy_out = lambda job: go_on.wait(60) and copy_out(job)
+    try:
+        waits = s.add(prompt(94, 1800), 8)
+        s.run(until=ends.finished)
+        s.run(until=lambda: s.scheduler.running_batch.batch_is_full or waits.output_ids)
+        assert not waits.output_ids, "it had room: this tests nothing"
+        go_on.set()
+        s.run(until=lambda: waits.output_ids or runs.finished())
+        assert waits.output_ids
+        assert not runs.finished(), "it waited for somebody to end"
+    finally:
+        go_on.set()
+        offloader._copy_out = copy_out
+    s.run()
+    quiet(s)
 
 
 def a_source_that_is_silent_is_given_up(s):
@@ -538,6 +588,14 @@ def test_a_page_that_fails_is_computed(scheduler) -> None:
     # 992 - 3 pages: the third from the end has failed; it is computed alone, and the two behind it are used.
     assert any(start <= 944 < start + length for start, length in log[:-1])
     assert sum(length for _, length in log[:-1]) + details["ssd"] == 992
+
+
+def test_pages_of_old_weights_are_not_for_one_that_has_begun(scheduler) -> None:
+    scheduler(weights_change_between_two_chunks)
+
+
+def test_who_was_refused_while_pages_were_copied_is_admitted_when_they_are(scheduler) -> None:
+    scheduler(room_that_copies_gave_back)
 
 
 def test_a_source_that_is_silent_is_given_up(scheduler) -> None:
