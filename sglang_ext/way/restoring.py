@@ -29,8 +29,8 @@ class RestoringAdder(PrefillAdder):
 
     rem_chunk_tokens: int | None
     chunked_req_limit: int | None
-    #: A chunk was cut short: what is left of the budget must not begin another chunked request, of which SGLang can
-    #: follow one only.
+    #: A chunk may have been cut short: what is left of the budget must not begin another chunked request, of which
+    #: SGLang can follow one only.
     cut_short = False
     #: The chunked request waits for a page. Nobody else is admitted meanwhile: SGLang would count a chunk for it.
     holds = False
@@ -132,6 +132,7 @@ class RestoringAdder(PrefillAdder):
                 limit = (budget - room) // self.page_size * self.page_size
             self._end_chunk_at(limit)
             rest = super().add_chunked_req(req)
+            self.cut_short = rest is not None
             if room:
                 self._keep_room(req)
             return rest

@@ -604,6 +604,26 @@ def a_hit_keeps_its_turn_before_a_long_prompt_that_came_later(s):
     quiet(s)
 
 
+def room_that_nobody_takes_begins_no_second_chunked_request(s):
+    """Whoever it was left for may not be admitted after all, and SGLang can follow the chunks of one request only: it
+    ends the server where another one begins."""
+    first, second = prompt(62, 1100), prompt(63, 300)
+    wrapper = s.cache.linker
+    wrapper.room_for_overtaken = lambda most: min(most, 128)
+    try:
+        reqs = [s.add(first), s.add(second)]
+        s.step()
+        assert s.scheduler.chunked_req is reqs[0], "this tests nothing"
+        s.step()
+        assert s.scheduler.chunked_req is reqs[0]
+        assert not reqs[1].extend_end
+        s.run()
+    finally:
+        del wrapper.room_for_overtaken
+    assert [s.generate(question) for question in (first, second)] == [list(req.output_ids) for req in reqs]
+    quiet(s)
+
+
 def identities_do_not_mix(s):
     """The same tokens plain, under an extra key, under a salt, under a LoRA adapter: nobody gets another's pages.
 
@@ -831,6 +851,7 @@ def scheduler(tmp_path_factory, directories):
         exceptions_do_not_reach_the_scheduler,
         pages_evicted_while_waiting_are_restored_too,
         a_hit_keeps_its_turn_before_a_long_prompt_that_came_later,
+        room_that_nobody_takes_begins_no_second_chunked_request,
         identities_do_not_mix,
         retracted_requests_come_back,
         what_the_tiers_lost_is_offered_along,
