@@ -86,6 +86,7 @@ def tree_overrides() -> tuple[Override, ...]:
         Override(f"{tree}.dec_lock_ref", ("self", "node_id", "params", "skip_swa"), reason),
         Override(f"{tree}._evict_device_leaf", ("self", "node_id", "tracker"), reason),
         Override(f"{tree}.get_prefix_hash_values", ("self", "node_id"), "name the pages before a node"),
+        Override(f"{tree}.evictable_size", ("self",), "store what waits where the device has room for it meanwhile"),
         Override(f"{tree}.path_device_indices", ("self", "node"), "offer again what the tiers have lost"),
         Override(f"{session}.will_lend_record", ("self", "req"), "leave turns of streaming sessions alone"),
         Override(f"{session}.borrowed_slot", ("self", "req"), "give none of a session's KV to another adapter's name"),

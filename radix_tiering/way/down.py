@@ -37,6 +37,8 @@ WRITE_BACK_RESERVE = 0.25
 WRITE_BACK_STEP = 64
 #: Why pages are refused that came of weights which are gone.
 WEIGHTS_CHANGED = "the weights changed"
+#: ... and those that would have waited for others on the device, where they are locked.
+TOO_MANY_WAIT = "too many wait to be copied"
 
 
 class Put(NamedTuple):
@@ -171,6 +173,11 @@ class Intake:
         """So many pages that the device offers are not taken in: they may come of weights that are gone."""
         with self._table.lock:
             self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, pages)
+
+    def refuse_late(self, pages: int) -> None:
+        """So many pages that the device offers are not taken in: they are computed faster than they are copied."""
+        with self._table.lock:
+            self._table.of[HOST].counters.refuse(TOO_MANY_WAIT, pages)
 
     def _write_back(self) -> None:
         """With write-back: save the pages that leave host memory next, before their room is needed."""

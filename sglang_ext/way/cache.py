@@ -39,6 +39,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def __init__(self, cache: SwiftRadixCache, cache_linker: SwiftLinker) -> None:
         super().__init__(cache, cache_linker)
+        cache_linker.offloader.room = self._room
         self.admission = Admission(cache_linker.requests, cache._all_reduce_attn_groups)
         #: Why every request needs its prefix whole before it is computed; empty: pages may come up between two chunks.
         self.whole = "the scheduler is not complete"
@@ -291,6 +292,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
                 name=node.name,
                 keys=[*before, *node.keys],
                 device_indices=torch.cat([path, node.device_indices]),
+                path=len(before),
             )
         else:
             offered = NodeTransfer(
@@ -301,6 +303,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
                 depth=len(before) + 1,
             )
         super()._offload_node(node_id, [offered])
+
+    def _room(self) -> int:
+        allocator = self.cache.token_to_kv_pool_allocator
+        return int(allocator.available_size() + self.cache.evictable_size()) // int(self.cache.page_size)
 
     def commit_completed_offloads(self, successes: Sequence[bool]) -> None:
         super().commit_completed_offloads(successes)

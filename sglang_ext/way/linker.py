@@ -66,6 +66,7 @@ class NodeTransfer(PoolTransfer):
 
     parent: str | None = None  # hash of the page before the first one
     depth: int = 1  # position of the first one, in pages from 1
+    path: int = 0  # so many of its first pages come before the node, and are offered along
 
 
 class SwiftLinker(UnifiedCacheLinker):
@@ -273,7 +274,8 @@ class SwiftLinker(UnifiedCacheLinker):
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
             namespace = None if self.stale_device else self.stack.digest
-            job = Offload(hashes, rows, self.record_offload_ready(), node.parent, node.depth, namespace)
+            ready = self.record_offload_ready()
+            job = Offload(hashes, rows, ready, node.parent, node.depth, namespace, node.path)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
             job = Offload([], _no_rows(), [], None, 1, None)

@@ -1,9 +1,14 @@
-"""Copies out of the device: tree nodes, in the order in which they were accepted, on the thread "swift-offload"."""
+"""Copies out of the device: tree nodes, in the order in which they were accepted, on the thread "swift-offload".
+
+SGLang evicts no node before it has been answered for. So where the device's pool is short of room, no more than a part
+of it waits to be copied: the oldest beyond are answered as not stored, and their room is the device's.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 #: Pages taken into host memory in one step: bounds how long the page table is locked.
 STEP_PAGES = 64
+#: Of the device's pool so much may wait to be copied, and no less than one step takes, where less than that is free or
+#: could be.
+WAITING_SHARE = 0.1
 #: How long SGLang may have to wait for copies out of the device before they are given up, seconds.
 QUIESCE_SECONDS = 10.0
 #: How often who waits for copies looks whether the thread still lives, seconds.
@@ -29,7 +37,7 @@ WATCHDOG_SECONDS = 1.0
 class Offload:
     """Pages of one tree node on their way to host memory. Compared by identity."""
 
-    __slots__ = ("depth", "hashes", "namespace", "parent", "ready", "rows")
+    __slots__ = ("brings", "depth", "hashes", "namespace", "parent", "path", "ready", "rows")
 
     def __init__(
         self,
@@ -39,6 +47,7 @@ class Offload:
         parent: str | None,
         depth: int,
         namespace: bytes | None,
+        path: int = 0,
     ) -> None:
         self.hashes = hashes
         self.rows = rows  # of the device pool: int64 [pages * page_size]
@@ -46,10 +55,21 @@ class Offload:
         self.parent = parent  # hash of the page before the first one
         self.depth = depth  # position of the first one, in pages from 1
         self.namespace = namespace  # digest; whose KV it is, however late it is copied. None: of weights that are gone
+        self.path = path  # so many of its first pages come before the node, and are offered along
+        self.brings = 0  # pages that wait for it, and for no other that waits
+
+    @property
+    def before(self) -> str | None:
+        """Hash of the last page that is offered along; None without any."""
+        return self.hashes[self.path - 1] if self.path else None
 
 
 class Offloader:
     """Every accepted job gets one answer, in the order of acceptance, even if the thread dies over it.
+
+        WAITING --(its turn)--> in hand --(copied, refused, failed)--> answered
+           |----------(too many wait)-------> passed over --(its turn)--> answered: not stored
+           '--------------------------------(forget)--------------------> given up
 
     A job that is no longer among the unanswered ones has been given up: it must not publish anything, since its device
     pages may belong to others by now.
@@ -61,6 +81,14 @@ class Offloader:
         self._runner = stack.runner
         self._jobs = self._runner.queue()  # of offloads, and None at the end
         self._unanswered: deque[Offload] = deque()
+        #: Pages of the device that are free, or of prefixes that SGLang may evict.
+        self.room: Callable[[], int] = lambda: pool.pool_pages
+        self._most = max(STEP_PAGES, int(pool.pool_pages * WAITING_SHARE))
+        self._waiting: deque[Offload] = deque()  # of the unanswered ones; not in hand, nor passed over
+        self._waiting_pages = 0
+        #: Of each job that waits the last page and the last one before its node. Who is offered along the pages before
+        #: such a one adds none of them.
+        self._ends: dict[str | None, Offload] = {}
         self._results: deque[bool] = deque()
         self._answering = self._runner.condition()
         self._in_hand: Offload | None = None  # the thread works on it
@@ -73,6 +101,12 @@ class Offloader:
         self.revive()
         with self._answering:
             self._unanswered.append(job)
+            self._await(job)
+            # The oldest, since they are answered first. The newest stays: it may be longer than all that may wait. With
+            # nothing in hand the thread is about to take the oldest.
+            if self._in_hand is not None and self._waiting_pages > self._most and self.room() < self._most:
+                while self._waiting_pages > self._most and len(self._waiting) > 1:
+                    self._waits_no_longer()
             self._jobs.put(job)
 
     @property
@@ -102,6 +136,8 @@ class Offloader:
         with self._answering:
             if self._unanswered:
                 self._stack.events.emit("offload.given_up", jobs=len(self._unanswered))
+            while self._waiting:
+                self._waits_no_longer()
             self._unanswered.clear()
             self._results.clear()
             self._answering.notify_all()
@@ -134,6 +170,25 @@ class Offloader:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _await(self, job: Offload) -> None:
+        job.brings = len(job.hashes)
+        if job.before in self._ends:
+            job.brings -= job.path
+        self._waiting.append(job)
+        self._waiting_pages += job.brings
+        if job.hashes:
+            self._ends[job.hashes[-1]] = job
+        if job.path:
+            self._ends[job.before] = job
+
+    def _waits_no_longer(self) -> None:
+        """The oldest that waits."""
+        job = self._waiting.popleft()
+        self._waiting_pages -= job.brings
+        for end in (job.hashes[-1] if job.hashes else None, job.before):
+            if self._ends.get(end) is job:
+                del self._ends[end]
+
     # ---- our thread ----
 
     def _spawn(self) -> Thread:
@@ -143,14 +198,26 @@ class Offloader:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            stored, self._in_hand = False, job
+            stored, passed_over = False, self._take(job)
             try:
-                self._pool.adopt_thread()
-                stored = self._copy_out(job)
+                if passed_over:
+                    self._stack.intake.refuse_late(job.brings)
+                else:
+                    self._pool.adopt_thread()
+                    stored = self._copy_out(job)
             except Exception as error:
                 logger.exception("swift-tiers: an offload failed")
                 self._stack.events.emit("offload.failed", error=repr(error))
             self._answer(job, stored)
+
+    def _take(self, job: Offload) -> bool:
+        """It is its turn; whether it has been passed over."""
+        with self._answering:
+            self._in_hand = job
+            if self._waiting and self._waiting[0] is job:
+                self._waits_no_longer()
+                return False
+            return self._is_current(job)  # else it was given up
 
     def _is_current(self, job: Offload) -> bool:
         return bool(self._unanswered) and self._unanswered[0] is job

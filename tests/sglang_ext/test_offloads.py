@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +30,8 @@ from support.engine import GEOMETRY, chain, check, content, make_stack, memory_s
 
 class Device:
     """A pool, and numbers on the way, of a device that a thread has to have adopted."""
+
+    pool_pages = 1
 
     def __init__(self) -> None:
         self.adopted: set[int] = set()
@@ -298,6 +300,95 @@ def test_a_copy_that_was_given_up_publishes_nothing() -> None:
         offloader.close()
     assert (stack.probe(keys), stack.probe(following)) == (0, 1)
     assert stack.host.used_slots == 1
+    check(stack)
+
+
+def behind_one_that_stalls(
+    host_pages: int = 1024, room: int = 0
+) -> tuple[TierStack, StallingPool, Offloader, Callable[..., Offload]]:
+    """A job is in hand, and its copy does not go on, on a device with so many pages of room; `submit(pages, after)`
+    offers a sequence that follows the node of job `after`, if there is one, and is offered along with all before it."""
+    keys = chain("stalls")
+    stack, pool = make_stack(host_pages), StallingPool(keys)
+    pool.stalls = "while pages are copied"
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    offloader.room = lambda: room
+    offloader.submit(offered(stack, pool, keys))
+    assert pool.begun.wait(60)
+
+    def submit(pages: int, after: Offload | None = None) -> Offload:
+        path = [bytes.fromhex(page_hash) for page_hash in after.hashes] if after else []
+        own = chain(f"job {len(pool.keys)}", *range(pages - 1))
+        job = offered(stack, pool, [*path, *own])
+        first = len(pool.keys)
+        pool.keys = [*pool.keys, *path, *own]
+        job.rows, job.path = OnTheWay(torch.arange(first, len(pool.keys))), len(path)
+        offloader.submit(job)
+        return job
+
+    return stack, pool, offloader, submit
+
+
+def answers_of(offloader: Offloader, pool: StallingPool) -> list[bool]:
+    pool.go_on.set()
+    try:
+        assert offloader.wait(60)
+        return [offloader.take_answer() for _ in range(offloader.answered)]
+    finally:
+        offloader.close()
+
+
+def test_no_more_than_a_part_of_the_pool_is_locked_for_pages_that_wait_to_be_copied() -> None:
+    """SGLang evicts nothing of a node before its answer: it would have no room where pages come faster than that."""
+    stack, pool, offloader, submit = behind_one_that_stalls()
+    jobs = [submit(20) for _ in range(pool.pool_pages // 20)]
+    kept = pool.pool_pages // 10 // 20
+    assert sum(job.brings for job in offloader._waiting) <= pool.pool_pages // 10
+    stored = answers_of(offloader, pool)
+    assert stored == [True] + [False] * (len(jobs) - kept) + [True] * kept, "in order; the newest are kept"
+    assert stack.snapshot().tiers["host"].refusals == {"too many wait to be copied": 20 * (len(jobs) - kept)}
+    assert stack.host.used_slots == 1 + 20 * kept
+    check(stack)
+
+
+def test_all_of_it_may_wait_where_the_device_has_room() -> None:
+    stack, pool, offloader, submit = behind_one_that_stalls(room=StallingPool.pool_pages // 10)
+    jobs = [submit(20) for _ in range(pool.pool_pages // 20)]
+    assert answers_of(offloader, pool) == [True] * (1 + len(jobs))
+    assert stack.snapshot().tiers["host"].refusals == {}
+
+
+def test_pages_that_are_offered_along_once_more_wait_once() -> None:
+    """A prompt is computed in chunks, and each is offered with all before it while these are not held."""
+    stack, pool, offloader, submit = behind_one_that_stalls()
+    job = None
+    for _ in range(6):
+        job = submit(16, job)
+    assert offloader._waiting_pages == 6 * 16
+    submit(1, job)
+    submit(1, job)
+    assert offloader._waiting_pages == 6 * 16 + 2, "both of them follow the same"
+    assert answers_of(offloader, pool) == [True] * 9
+    assert offloader._ends == {}
+    assert stack.snapshot().tiers["host"].refusals == {}
+    check(stack)
+
+
+def test_one_that_is_longer_than_all_that_may_wait_waits() -> None:
+    _stack, pool, offloader, submit = behind_one_that_stalls()
+    submit(pool.pool_pages // 2)
+    assert answers_of(offloader, pool) == [True, True]
+
+
+def test_those_that_are_given_up_wait_no_longer() -> None:
+    stack, pool, offloader, submit = behind_one_that_stalls()
+    for _ in range(20):
+        submit(20)
+    offloader.forget()
+    assert (offloader._waiting_pages, offloader._ends) == (0, {})
+    submit(20)
+    assert answers_of(offloader, pool) == [True]
+    assert stack.snapshot().tiers["host"].refusals == {}
     check(stack)
 
 
