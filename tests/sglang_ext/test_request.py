@@ -91,7 +91,6 @@ def test_a_course_keeps_its_pages_until_the_last_is_taken_and_copied() -> None:
     request.take(Step(0, 2))
     request.copies(2, 1)
     request.copied()
-    request.give_up()
     assert stack.held == [request.restore]
     request.copies(2, 2)
     request.take(Step(4, 4))
@@ -99,6 +98,23 @@ def test_a_course_keeps_its_pages_until_the_last_is_taken_and_copied() -> None:
     assert stack.held, "a copy is under way"
     request.copied()
     assert not stack.held
+
+
+def test_one_that_is_given_up_on_its_course_computes_the_rest() -> None:
+    """And keeps its pages as long as some of them are copied."""
+    stack: Any = Restores()
+    request = waiting(stack, {})
+    request.admit()
+    request.take(Step(0, 2))
+    request.copies(2, 1)
+    request.give_up()
+    assert stack.held == [request.restore], "a copy is under way"
+    assert request.next_step(3) == Step(3, 4)
+    assert request.promised(request.tail) == 0
+    request.copied()
+    assert not stack.held
+    request.take(Step(3, 4))
+    assert request.stage is TieringStage.TAKEN
 
 
 @pytest.mark.parametrize("broken", ["step", "take", "poll", "split"])
