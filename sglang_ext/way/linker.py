@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 END_SECONDS = 12.0
 #: Of these, for what comes after the tiers.
 REST_SECONDS = 2.0
+#: So many may decode beside a prompt, for each of its tokens, where a forward tells what computing costs.
+MOST_DECODE = 1 / 8
 
 
 def _no_lengths() -> list[int]:
@@ -129,14 +131,13 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(lambda: None)
     def forward_ended(self, batch: Any) -> None:
-        """A batch's result is there. One prompt alone, that waited for no load, tells what computing costs."""
+        """A batch's result is there. One prompt, alone or nearly, that waited for no load says what computing costs."""
         took = self._times.result(batch.launch_ts, time.monotonic())
         if took is None:
             return
-        is_one_prompt = batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1
-        if is_one_prompt and took.alone and not _wants_more_than_answers(batch):
-            (start,), (length,) = batch.prefix_lens, batch.extend_lens
-            self.stack.costs.computed(start, start + length, took.seconds)
+        prompt = _one_prompt(batch)
+        if prompt is not None and took.alone and not _wants_more_than_answers(batch):
+            self.stack.costs.computed(*prompt, took.seconds)
         if batch.forward_mode.is_extend_without_speculative():
             tell_forward(batch, took.seconds, took.ended)
 
@@ -395,6 +396,22 @@ def kv_transfer(transfers: list[PoolTransfer]) -> PoolTransfer:
     """The one of the KV among `transfers`."""
     (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
     return transfer
+
+
+def _one_prompt(batch: Any) -> tuple[int, int] | None:
+    """The tokens `[start, end)` that a `ScheduleBatch` computes, if these are of one prompt; None for another batch.
+
+    With `--enable-mixed-chunk` those who decode take part in it, with a token each, which SGLang puts behind the
+    prompt's. It costs what a token of the prompt costs, and counts as one, but for attention: it reads all of its
+    request's KV for itself, which tokens of one prompt do together. Costs have no term for that, so those who decode
+    have to be few beside the prompt's tokens.
+    """
+    lengths: list[int] = batch.extend_lens or []
+    decode = len(batch.decoding_reqs or ()) if batch.forward_mode == ForwardMode.MIXED else 0
+    if batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or len(lengths) != 1 + decode:
+        return None
+    start, length = batch.prefix_lens[0], lengths[0]
+    return (start, start + length + decode) if decode <= length * MOST_DECODE else None
 
 
 def _wants_more_than_answers(batch: Any) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from swift_tiers.sglang_ext.tell.forward_times import ForwardTimes, Took
+from swift_tiers.sglang_ext.way.linker import SwiftLinker
 
 lengths = st.lists(st.floats(0.001, 2.0), min_size=1, max_size=8)
 
@@ -84,3 +89,33 @@ def test_a_launch_that_nobody_timed_says_nothing_and_spoils_nothing() -> None:
     took = times.result(2.0, 2.5)
     assert took is not None
     assert took.seconds == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "lengths", "learnt"),
+    [
+        (ForwardMode.EXTEND, [64], (100, 164)),
+        (ForwardMode.EXTEND, [64, 64], None),
+        (ForwardMode.MIXED, [64, 1, 1, 1], (100, 167)),  # three others decode
+        (ForwardMode.MIXED, [64, *[1] * 9], None),  # too many do
+        (ForwardMode.MIXED, [64, 32, 1], None),  # two prompts
+        (ForwardMode.DECODE, None, None),
+    ],
+)
+def test_one_prompt_tells_what_computing_costs_though_few_others_decode(
+    mode: ForwardMode, lengths: list[int] | None, learnt: tuple[int, int] | None
+) -> None:
+    told: list[tuple[int, int, float]] = []
+    costs = SimpleNamespace(computed=lambda start, end, seconds: told.append((start, end, seconds)))
+    linker: Any = SwiftLinker.__new__(SwiftLinker)
+    linker.stack = SimpleNamespace(costs=costs)
+    linker._times = SimpleNamespace(result=lambda launched, now: Took(0.25, 7.0, alone=True))
+    decode = (lengths or []).count(1) if mode == ForwardMode.MIXED else None
+    linker.forward_ended(
+        SimpleNamespace(
+            forward_mode=mode, launch_ts=1.0, reqs=[], prefix_lens=[100] * len(lengths or ()), extend_lens=lengths,
+            decoding_reqs=None if decode is None else [object()] * decode, return_logprob=False,
+            return_hidden_states=False,
+        )
+    )  # fmt: skip
+    assert told == ([(*learnt, 0.25)] if learnt else [])
