@@ -181,6 +181,7 @@ class Batch(Generic[Request]):
         self._members: dict[Request, Member] = {}
         self._under_way: dict[str, int] = {}
         self._flowing: dict[str, _Flowing] = {}
+        self._pick: dict[str, int] = {}  # by source: units of its newest pick, at most
 
     def __len__(self) -> int:
         return len(self._members)
@@ -228,6 +229,25 @@ class Batch(Generic[Request]):
     def under_way(self, source: str) -> int:
         """Units that a source has been told to load and has not answered for."""
         return self._under_way.get(source, 0)
+
+    def queued(self, request: Request, source: str, own: int | None = None) -> int:
+        """Units that `source` is still to begin to load for others before it has brought so many absent ones of
+        `request`, all of them if None; 0 if there are none, or the request is unknown."""
+        member = self._members.get(request)
+        return 0 if member is None or len(self._members) == 1 else self._queued(member, source, own)
+
+    def _queued(self, member: Member, source: str, own: int | None = None) -> int:
+        """Who has most recomputation left is served until others have as much, and all of them in turn then: whoever
+        lacks less waits for all of it, but for no more than `patience` picks before each of its own."""
+        lacks, pick, units = member.flight.absent_from(source), self._pick.get(source, 1), 0
+        picks = -(-(lacks if own is None else min(own, lacks)) // pick)
+        most = math.inf if self.by_age and picks else picks * self._patience * pick
+        for other in self._members.values():
+            if units >= most or (self.by_age and other is member):
+                break  # those behind it are younger
+            if other is not member:
+                units += other.flight.absent_from(source)
+        return int(min(units, most))
 
     def next_step(self, request: Request, most: int, free_in: float = 0.0) -> Step:
         """What the device should do next for `request`: as `Flight.step`, but it computes no more than the sources
@@ -340,7 +360,8 @@ class Batch(Generic[Request]):
             before = self._left(member, source) if source in loading else member.latency_seconds(source)
             before += beside if source == split else 0.0
             if units or source in loading:
-                seconds = max(seconds, before + units * (member.unit_seconds(source) or 0.0))
+                all_units = units + self._queued(member, source, units)
+                seconds = max(seconds, before + all_units * (member.unit_seconds(source) or 0.0))
         return seconds
 
     def next_load(
@@ -349,34 +370,36 @@ class Batch(Generic[Request]):
         """What `source` is to load next, taken; None if nobody needs anything from it. `answered` is to follow for
         every unit of it. `room(request)`: units that may be loaded for it now; None: `most`, for everybody."""
         now = self._clock()
-        waiting: dict[Request, range] = {}
-        for request, member in self._members.items():
+        self._pick[source] = most
+        waiting = [request for request, member in self._members.items() if member.flight.absent_from(source)]
+        # What may be loaded is worked out for the first of them alone, mostly: there may be many.
+        for request in self._in_turn(waiting, source):
+            member = self._members[request]
             units = member.next_load(source, most if room is None else min(most, room(request)))
             if units and (units := member.worth_loading(units, source, partial(self._left, member), now)):
-                waiting[request] = units
-        if not waiting:
+                break
+        else:
             return None
-        chosen = self.choose(waiting, source)
-        for request in waiting:
-            passed = self._members[request].passed_over
-            passed[source] = 0 if request == chosen else passed.get(source, 0) + 1
-        units = waiting[chosen]
-        self._members[chosen].flight.take_load(units)
+        for one in waiting:
+            passed = self._members[one].passed_over
+            passed[source] = 0 if one == request else passed.get(source, 0) + 1
+        member.flight.take_load(units)
         if not self.under_way(source):
-            self._flowing[source] = _Flowing(now, self._members[chosen].latency_seconds(source))
+            self._flowing[source] = _Flowing(now, member.latency_seconds(source))
         self._under_way[source] = self.under_way(source) + len(units)
-        return Pick(chosen, units)
+        return Pick(request, units)
 
-    def choose(self, waiting: Mapping[Request, range], source: str) -> Request:
-        """Whom `source` serves, of those for whom it could load these units; at least one, the oldest first."""
-        if self.by_age:
-            return next(iter(waiting))
-        members = self._members
-        starving = [one for one in waiting if members[one].passed_over.get(source, 0) >= self._patience]
-        if starving:
-            return max(starving, key=lambda one: members[one].passed_over[source])
-        # The oldest wins a draw.
-        return max(waiting, key=lambda one: members[one].recomputation_left)
+    def _in_turn(self, waiting: list[Request], source: str) -> list[Request]:
+        """Those who lack something from `source`, the oldest first, in the order in which it serves them."""
+        if self.by_age or len(waiting) < 2:
+            return waiting
+
+        def before(request: Request) -> tuple[int, float]:
+            member = self._members[request]
+            passed = member.passed_over.get(source, 0)
+            return (passed, 0.0) if passed >= self._patience else (0, member.recomputation_left)
+
+        return sorted(waiting, key=before, reverse=True)  # of those that are alike the oldest stays first
 
     def answered(self, source: str, units: int = 1) -> None:
         """So many units that `source` was told to load have come, or will not: each once, whoever still waits."""

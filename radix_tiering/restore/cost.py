@@ -68,6 +68,10 @@ class SourceCost(msgspec.Struct, frozen=True, kw_only=True):
             latency_seconds=self.latency_seconds * factor, bytes_per_second=self.bytes_per_second / factor
         )
 
+    def behind(self, seconds: float) -> SourceCost:
+        """The same source, busy with others for so long before it begins."""
+        return msgspec.structs.replace(self, latency_seconds=self.latency_seconds + seconds) if seconds else self
+
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one machine."""

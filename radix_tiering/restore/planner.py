@@ -20,6 +20,7 @@ from .plan import (
     Strategy,
     forwards_behind,
     plan_layers,
+    plan_recompute,
     plan_restore,
     priced,
     pure_plans,
@@ -29,6 +30,9 @@ from .plan import (
 HERE = "host"
 #: What copying from host memory costs where nothing has been measured: nothing that matters beside the others.
 _AT_ONCE = SourceCost(latency_seconds=0.0, bytes_per_second=math.inf)
+#: By source: seconds for which it has others to serve first.
+Owed = Mapping[str, float]
+NOTHING_OWED: Owed = {}
 
 Choice = Literal["auto", "load", "recompute", "token-wise", "layer-wise"]
 
@@ -103,10 +107,19 @@ class Planner:
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)
 
-    def decide(self, start: int, sources: Sequence[str | None], behind: int = 0, *, beyond: int = 0) -> Decision:
+    def decide(
+        self,
+        start: int,
+        sources: Sequence[str | None],
+        behind: int = 0,
+        *,
+        beyond: int = 0,
+        owed: Owed = NOTHING_OWED,
+    ) -> Decision:
         """What to do for pages `[start, start + len(sources))` of a prompt; `sources[i]` is None for a page that has to
         be computed, `HERE` for one that can be copied at once. `behind`: tokens of the prompt that follow them.
-        `beyond`: so many of them come through host memory unless they wait until landing memory is drained."""
+        `beyond`: so many of them come through host memory unless they wait until landing memory is drained. `owed`:
+        what sources bring to others first."""
         missing = len(sources) - sources.count(HERE)
         if not missing:
             return Decision(False, True, 0, None, "every page is in host memory")
@@ -117,7 +130,7 @@ class Planner:
         if self.choice == "load":
             drains = beyond > 0 and self._slower_through_host(beyond, sources) > (self._one_page(start) or math.inf)
             return Decision(False, True, len(sources), None, "restore.strategy is load", drains=drains)
-        costs = self._model(sources)
+        costs = self._model(sources, owed)
         if isinstance(costs, str):
             return Decision(False, True, len(sources), None, f"what {costs} costs is not known yet")
         prefix = self._prefix(start, sources, behind)
@@ -139,13 +152,15 @@ class Planner:
             why = f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
 
-    def recomputes(self, start: int, sources: Sequence[str | None], behind: int = 0) -> Decision | None:
+    def recomputes(
+        self, start: int, sources: Sequence[str | None], behind: int = 0, owed: Owed = NOTHING_OWED
+    ) -> Decision | None:
         """To compute all of a prefix that cannot be computed in part, where that is sooner than loading it although
         computing costs as much as it may; None: wait for its pages. As for `decide`."""
         worst = self.costs.compute_at_worst
         if self.choice != "auto" or None in sources or all(source == HERE for source in sources) or worst is None:
             return None
-        costs = self._model(sources)
+        costs = self._model(sources, owed)
         if isinstance(costs, str):
             return None
         prefix = self._prefix(start, sources, behind)
@@ -155,6 +170,35 @@ class Planner:
             return None
         why = f"recomputing takes {_ms(recomputed.seconds)}, loading {_ms(loaded[0].seconds)}; it is not done in part"
         return Decision(True, False, 0, recomputed, why)
+
+    def recomputes_what_is_here(self, start: int, pages: int, behind: int = 0) -> Decision | None:
+        """Likewise, of pages that are all in host memory. None: copy them, as nearly always: they are copied beside the
+        forward over the tokens behind them."""
+        each, worst = self.here_seconds(), self.costs.compute_at_worst
+        if self.choice != "auto" or each is None or worst is None:
+            return None
+        first, end = start * self._page_tokens, (start + pages) * self._page_tokens
+        copying = self.latency_seconds(HERE) + pages * each
+        longest = self.forward_tokens or end + behind - first
+        forwards = forwards_behind(end + behind - first, 0, longest)
+        if worst.in_forwards(first, end + behind, forwards) >= copying:
+            return None
+        prefix, known = self._prefix(start, [HERE] * pages, behind), self.costs.compute
+        assert known is not None, "known where the worst is"
+        plan = plan_recompute(prefix, CostModel(compute=known, sources={}), longest)
+        why = f"recomputing takes {_ms(plan.seconds)}, copying from host memory {_ms(copying)}"
+        return Decision(True, False, 0, plan, why)
+
+    def most_patience(self, start: int, sources: Sequence[str | None]) -> float:
+        """How long it may be waited for pages behind page `start` of a prompt, that come from there: as long as
+        computing them would take, seconds; without bound where costs are not known, or an operator says what to do."""
+        costs = self._model(sources)
+        if self.choice != "auto" or not sources or isinstance(costs, str):
+            return math.inf
+        first, tokens = start * self._page_tokens, len(sources) * self._page_tokens
+        return costs.compute.in_forwards(
+            first, first + tokens, forwards_behind(tokens, 0, self.forward_tokens or tokens)
+        )
 
     def lands_sooner(self, pages: int, source: str, start: int, behind: int) -> bool:
         """Whether so many pages behind page `start` of a prompt, which host memory has, come sooner by landing from
@@ -217,7 +261,13 @@ class Planner:
         return plan, f"{what} takes {_ms(plan.seconds)}; doing both would save {_ms(saved)}, which is not certain"
 
     def by_layers(
-        self, decision: Decision, start: int, sources: Sequence[str | None], behind: int, refused: str
+        self,
+        decision: Decision,
+        start: int,
+        sources: Sequence[str | None],
+        behind: int,
+        refused: str,
+        owed: Owed = NOTHING_OWED,
     ) -> Decision:
         """`decision`, or one for layer-wise restoration where that is wanted, or faster by what it costs.
 
@@ -242,7 +292,7 @@ class Planner:
         copying = self.costs.sources.get(HERE)
         if refused or copying is None:
             return decision
-        costs = self._model(sources, copied_later=True)
+        costs = self._model(sources, owed, copied_later=True)
         if isinstance(costs, str):
             return decision
         prefix = self._prefix(start, sources, max(behind, 1))
@@ -328,7 +378,9 @@ class Planner:
             page_tokens=self._page_tokens,
         )
 
-    def _model(self, sources: Sequence[str | None], *, copied_later: bool = False) -> CostModel | str:
+    def _model(
+        self, sources: Sequence[str | None], owed: Owed = NOTHING_OWED, *, copied_later: bool = False
+    ) -> CostModel | str:
         """The costs of what is needed, or what is not known of it. `copied_later`: what is in host memory is there,
         and copying it is reckoned with apart."""
         compute = self.costs.compute
@@ -341,7 +393,9 @@ class Planner:
         for source in sorted(needed):
             if source not in known:
                 return f"loading from {source}"
-        return CostModel(compute=compute, sources={source: known[source] for source in needed})
+        return CostModel(
+            compute=compute, sources={source: known[source].behind(owed.get(source, 0.0)) for source in needed}
+        )
 
 
 def _ms(seconds: float) -> str:

@@ -5,11 +5,13 @@ Decided by what both costs, anew while it waits, and never for long: a load that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ..base.events import EventLog
 from ..restore.flight import Step, Unit
-from ..restore.planner import HERE, Decision, Planner
+from ..restore.planner import HERE, Decision, Owed, Planner
+from ..table.tier_copies import HOST
 from .draining import Draining
 from .page_reads import PageReads
 from .request_restore import Held, Readiness, Restore, RestoreState
@@ -20,6 +22,8 @@ REPLAN_SECONDS = 0.01
 PLANNING_SHARE = 50
 #: Within so long of its estimate nothing counts as late, seconds: threads wake up when they do.
 SLACK_SECONDS = 0.05
+#: Of so many prefixes in host memory that would sooner be computed one is copied: only that tells what copying takes.
+COPIED_AGAIN = 16
 
 
 class Pacing:
@@ -49,33 +53,61 @@ class Pacing:
         self._events = events
         self._clock = clock
         self._deadline_seconds = deadline_seconds
+        self._not_copied = 0  # prefixes in host memory that were sooner computed, as it seemed
 
     @staticmethod
     def readiness_of_settled(restore: Restore) -> Readiness:
         holes = restore.can_compute and len(restore.claimed) > restore.pages and restore.outcome != "expired"
         return Readiness.COMPUTE if holes else Readiness.READY
 
-    def plan(self, restore: Restore) -> None:
-        """Decide, by where its pages are now."""
-        flight, now = restore.flight, self._clock()
+    def plan(self, restore: Restore) -> bool:
+        """Decide, by where its pages are now; whether all of it is to be computed though it is in host memory, which is
+        decided at first alone."""
+        flight, now, instead = restore.flight, self._clock(), None
         if not restore.can_compute:
             flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
-            return
+            instead = self._sooner_computed(restore)
+            if instead is not None:
+                restore.story.decided(instead, flight.front)
+            return instead is not None
         if restore.decision is None:
             self._land_what_is_here(restore)
-        decision = self._decide(restore)
+        owed = self._reads.owed_seconds(restore)
+        decision = self._decide(restore, owed)
         if restore.also_here and not decision.drains:
             restore.take_what_is_here()
-            decision = self._decide(restore)
+            decision = self._decide(restore, owed)
+        if restore.decision is None and not decision.layer_wise:
+            instead = self._sooner_computed(restore)
+            decision = instead or decision
         front = flight.step(1).jump
-        if restore.decision is None and decision.plan is not None:
-            restore.estimate = decision.plan.seconds
+        self._expect(restore, decision, max(owed.values(), default=0.0), now)
         restore.decision, restore.drains = decision, decision.drains
         restore.story.decided(decision, front)
         restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
         flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island(decision))
         # From now on: the request will be admitted as soon as there is room.
         self._reads.batch.set_computing(restore, decision.compute)
+        return instead is not None
+
+    def _expect(self, restore: Restore, decision: Decision, owed: float, now: float) -> None:
+        """How long it is to take, by its first decision; or by a later one, where others have come since whom a source
+        serves as well: to wait for them is no reason to give up."""
+        if decision.plan is None:
+            return
+        if restore.decision is None:
+            restore.estimate = decision.plan.seconds
+            restore.patience = self._most_patience(restore)
+        elif (
+            restore.estimate is not None and restore.asked is not None and owed > restore.owed and not decision.compute
+        ):
+            restore.estimate = max(restore.estimate, now - restore.asked + decision.plan.seconds)
+        restore.owed = max(restore.owed, owed)
+
+    def _most_patience(self, restore: Restore) -> float:
+        """How long it may wait for what has not come: no longer than it would be computed."""
+        front = restore.flight.step(1).jump
+        return self._planner.most_patience(len(restore.prefix_keys) + front, restore.flight.whereabouts(front, HERE))
 
     def recomputes(self, restore: Restore) -> bool:
         """Whether one that needs its pages whole is to be computed instead, by what is known when it is first asked for
@@ -85,19 +117,35 @@ class Pacing:
         restore.priced = True
         front = restore.flight.step(1).jump
         sources = restore.flight.whereabouts(front, HERE)
-        decision = self._planner.recomputes(len(restore.prefix_keys) + front, sources, restore.behind)
+        owed = self._reads.owed_seconds(restore)
+        decision = self._planner.recomputes(len(restore.prefix_keys) + front, sources, restore.behind, owed)
         if decision is not None:
             restore.story.decided(decision, front)
+        elif restore.asked is not None:
+            restore.deadline = min(restore.deadline, restore.asked + self._most_patience(restore) + SLACK_SECONDS)
         return decision is not None
 
-    def _decide(self, restore: Restore) -> Decision:
+    def _sooner_computed(self, restore: Restore) -> Decision | None:
+        """To compute one whose pages are all in host memory, where that is sooner than copying them."""
+        pages, front = len(restore.flight), restore.flight.front
+        if front == pages or restore.sources.count(HOST) < pages:
+            return None
+        start = len(restore.prefix_keys) + front
+        decision = self._planner.recomputes_what_is_here(start, pages - front, restore.behind)
+        if decision is None:
+            return None
+        self._not_copied += 1
+        return decision if self._not_copied % COPIED_AGAIN else None
+
+    def _decide(self, restore: Restore, owed: Owed) -> Decision:
         flight, prefix = restore.flight, len(restore.prefix_keys)
         front, behind = flight.step(1).jump, restore.behind
         beyond = self._draining.beyond(restore) if restore.may_drain else 0
-        decision = self._planner.decide(prefix + front, flight.whereabouts(front, HERE), behind, beyond=beyond)
-        decision = self._planner.by_layers(
-            decision, prefix + flight.front, flight.whereabouts(flight.front, HERE), behind, restore.no_layers
+        decision = self._planner.decide(
+            prefix + front, flight.whereabouts(front, HERE), behind, beyond=beyond, owed=owed
         )
+        here = flight.whereabouts(flight.front, HERE)
+        decision = self._planner.by_layers(decision, prefix + flight.front, here, behind, restore.no_layers, owed)
         return decision._replace(drains=decision.drains and not decision.layer_wise)
 
     def _land_what_is_here(self, restore: Restore) -> None:
@@ -137,8 +185,9 @@ class Pacing:
         if not restore.late and not decision.compute:
             assert restore.asked is not None
             waited = now - restore.asked
-            if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
-                self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
+            if restore.estimate is not None and waited > self._patience(restore.estimate, restore.patience):
+                than = "estimated" if waited > restore.estimate else "computing would have taken"
+                self._fell_behind(restore, restore.flight.absent, f"loading takes longer than {than}")
             elif now >= restore.deadline:
                 restore.flight.abandon_loading()  # what is under way is waited for no longer, either
                 self._fell_behind(restore, restore.flight.absent, "its deadline passed")
@@ -176,7 +225,8 @@ class Pacing:
         decision = restore.decision
         if restore.estimate is not None and restore.asked is not None and decision is not None and decision.plan:
             # What it has waited until now was not for want of speed.
-            restore.estimate = self._clock() - restore.asked + decision.plan.seconds
+            waited = self._clock() - restore.asked
+            restore.estimate, restore.patience = waited + decision.plan.seconds, waited + self._most_patience(restore)
 
     def next_step(self, restore: Restore) -> Step:
         free_in = max(0.0, restore.busy_until - self._clock())
@@ -202,16 +252,17 @@ class Pacing:
         if held is None:
             restore.story.holds(now)
             waits_since = now if restore.waits_since is None else restore.waits_since
-            patience = self._patience(self._reads.left_seconds(restore))
-            held = Held(now, arrived, min(now + patience, waits_since + self._deadline_seconds()))
+            patience = self._patience(self._reads.left_seconds(restore), self._most_patience(restore))
+            most = min(self._deadline_seconds(), restore.patience + SLACK_SECONDS)
+            held = Held(now, arrived, min(now + patience, waits_since + most))
         elif held.arrived != arrived:
             held = held._replace(since=now, arrived=arrived)
         restore.held = held
-        return now > held.until or now - held.since > self._patience(self._reads.expected_seconds())
+        return now > held.until or now - held.since > self._patience(self._reads.expected_seconds(restore))
 
-    def _patience(self, expected: float | None) -> float:
-        """Seconds for which to wait for what is expected to take so long."""
-        return self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
+    def _patience(self, expected: float | None, most: float = math.inf) -> float:
+        """Seconds for which to wait for what is expected to take so long, and is not worth more than `most`."""
+        return self._deadline_seconds() if expected is None else min(self.behind * expected, most) + SLACK_SECONDS
 
     @staticmethod
     def _begins_draining(restore: Restore) -> bool:

@@ -14,7 +14,7 @@ from typing import Protocol
 from ..restore.batch import Batch
 from ..restore.flight import Unit
 from ..restore.plan import Strategy
-from ..restore.planner import Planner
+from ..restore.planner import NOTHING_OWED, Owed, Planner
 from ..table.held_page import Page
 from ..table.tier_copies import HOST
 from ..tiers.tier import Tier
@@ -216,23 +216,35 @@ class PageReads:
             channel.since = None if idle else now
             channel.pages = channel.nbytes = 0
 
-    def expected_seconds(self) -> float | None:
-        """How long what is under way may take, on its slowest source; None if that is not known."""
-        seconds = 0.0
-        for source in self._channels:
-            under_way = self.batch.under_way(source)
-            if under_way:
-                each = self._planner.page_seconds(source)
-                if each is None:
-                    return None
-                seconds = max(seconds, under_way * each)
-        return seconds
+    def owed_seconds(self, restore: Restore) -> Owed:
+        """What sources bring to others before they have brought all that `restore` lacks, as far as their costs are
+        known."""
+        if len(self.batch) < 2:
+            return NOTHING_OWED
+        owed = {}
+        for source in restore.flight.sources():
+            # Of what is on its way some is its own, from whichever source.
+            others = max(0, self.batch.under_way(source) - restore.flight.loading)
+            owed[source] = (others + self.batch.queued(restore, source)) * (self._planner.page_seconds(source) or 0.0)
+        return owed
+
+    def expected_seconds(self, restore: Restore) -> float | None:
+        """How long it may take, on its slowest source, until what is under way has come, or, if nothing of `restore`
+        is, until it is its turn; None if that is not known."""
+        turn = 0 if restore.flight.loading else 1
+        return self._slowest(lambda source: self.batch.queued(restore, source, turn))
 
     def left_seconds(self, restore: Restore) -> float | None:
-        """How long what is under way, and what `restore` lacks beside it, may take; None if that is not known."""
+        """How long what is under way, and what `restore` lacks beside it, may take, those who go before it among that;
+        None if that is not known."""
+        return self._slowest(lambda source: restore.flight.absent_from(source) + self.batch.queued(restore, source))
+
+    def _slowest(self, beside: Callable[[str], int]) -> float | None:
+        """How long what is under way takes, and so many pages `beside` it, on the slowest source; None if that is not
+        known."""
         seconds = 0.0
         for source in self._channels:
-            pages = self.batch.under_way(source) + restore.flight.absent_from(source)
+            pages = self.batch.under_way(source) + beside(source)
             each = self._planner.page_seconds(source)
             if pages and each is None:
                 return None

@@ -85,7 +85,9 @@ class Restore:
         "may_drain",
         "no_layers",
         "outcome",
+        "owed",
         "pages",
+        "patience",
         "prefix_keys",
         "priced",
         "replan",
@@ -136,7 +138,9 @@ class Restore:
         self.decision: Decision | None = None
         self.replan = float("-inf")  # when it is decided anew
         self.priced = False  # one that cannot be computed in part: whether computing all of it is sooner was asked
-        self.estimate: float | None = None  # seconds that the first decision expected it to take
+        self.estimate: float | None = None  # seconds that it is expected to take, by its first decision
+        self.owed = 0.0  # of these for others, on one source; the most that was reckoned with
+        self.patience = float("inf")  # seconds for which it may wait at most, by what computing costs
         self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
         self.computing = False  # the device computes what is missing
         self.drains = False  # it is loaded piece by piece, through landing memory that holds less than all of it

@@ -184,7 +184,10 @@ class Restorer:
             restore.complete = True
             if restore.state is RestoreState.RUNNING:
                 self._reads.add(restore)
-                self._pacing.plan(restore)
+                if self._pacing.plan(restore):
+                    self._end(restore, "split")
+                    self._let_go(restore, 0)
+                    self._finish(restore, 0)
                 self._reads.pump()
         with self._table.lock:
             self._verify_resident(restore)
@@ -419,12 +422,15 @@ class Restorer:
             restore.story.found(restore.by_source())
         self._reads.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
-            left = restore.let_go(usable)
-            if left:
-                self._jobs.put(lambda: self._unpin(left))
+            self._let_go(restore, usable)
         restore.settle(usable)
         if self._deferred:
             self._jobs.put(self._start_deferred)
+
+    def _let_go(self, restore: Restore, first: int) -> None:
+        left = restore.let_go(first)
+        if left:
+            self._jobs.put(lambda: self._unpin(left))
 
     def _end(self, restore: Restore, outcome: str) -> None:
         if restore.state is RestoreState.WAITING:

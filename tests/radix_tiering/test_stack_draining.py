@@ -216,11 +216,11 @@ def comes_from_here(bench: Bench) -> None:
     bench.stack.restorer.release(restore)
 
 
-def comes_from_here_after_all(bench: Bench) -> None:
-    """Though it was to land at first."""
+def is_computed(bench: Bench) -> None:
+    """Though it was to land at first, and could be copied from host memory."""
     restore = settle(bench.stack, bench.stack.restore(KEYS, can_compute=True))
-    assert len(restore.also_here) == restore.pages == PAGES
-    assert restore.found() == ["host"] * PAGES
+    assert (len(restore.also_here), restore.pages) == (PAGES, 0)
+    assert "recomputing takes" in restore.story.told().why
     assert bench.peer.landings == 0
     bench.stack.restorer.release(restore)
 
@@ -243,13 +243,19 @@ def test_it_is_copied_from_there_where_nothing_is_known_of_that() -> None:
 
 
 class FastDevice(KnownCosts):
-    """Computing a page takes less than landing it, and more than having it."""
+    """Computing a page takes less than landing it, which takes less than copying it from host memory."""
 
     compute = compute_at_worst = ComputeCost(fixed_seconds=1e-3, token_seconds=1e-4, pair_seconds=0.0)
 
 
-def test_it_is_copied_from_there_where_computing_is_sooner_than_landing() -> None:
-    in_virtual_time(0, comes_from_here_after_all, costs=FastDevice(), here_too=True, copies_beside=True)
+def test_it_is_computed_where_that_is_sooner_than_landing_and_copying() -> None:
+    in_virtual_time(0, is_computed, costs=FastDevice(), here_too=True, copies_beside=True)
+
+
+class SlowDevice(KnownCosts):
+    """To compute the last pages takes longer than any wait for them; the first one is soon computed."""
+
+    compute = compute_at_worst = ComputeCost(fixed_seconds=1e-3, token_seconds=1e-2, pair_seconds=1e-3)
 
 
 def test_it_is_copied_from_there_where_pages_are_verified_first() -> None:
@@ -348,7 +354,7 @@ def test_pages_that_trickle_are_waited_for_until_its_deadline(deadline: str) -> 
             assert bench.device.computed > 1
             assert behind == ["a page that the device waited for did not come in time"]
 
-    in_virtual_time(0, test, policy={"restore_deadline": deadline}, restore={"behind": 50})
+    in_virtual_time(0, test, costs=SlowDevice(), policy={"restore_deadline": deadline}, restore={"behind": 50})
 
 
 def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> None:

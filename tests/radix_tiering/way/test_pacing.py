@@ -10,10 +10,11 @@ from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.stack import PAGES_TIMED, TierStack
+from swift_tiers.radix_tiering.way.pacing import SLACK_SECONDS
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
-from support.engine import Clock, check, end_all
+from support.engine import Clock, chain, check, end_all, make_stack, memory_ssd, put
 from support.restores import Link, on_ssd, take
 
 PAGES = 20
@@ -262,3 +263,148 @@ def test_a_prefix_that_is_needed_whole_is_computed_where_that_is_sooner(load: fl
     assert (counted.restores_split, counted.restores_cut_short, counted.restores_expired) == (int(computed), 0, 0)
     stack.restorer.release(restore)
     check(stack)
+
+
+#: What a source that brings a page in 10 ms has under way: so many pages, a pick each.
+SHORT, LONG, LOAD = 4, 160, 0.01
+
+
+def side_by_side(
+    *, compute: float, short: int = SHORT, fixed: float = 0.0
+) -> tuple[TierStack, Clock, list[bytes], list[bytes]]:
+    """A stack with a short chain and a long one on ssd; a page takes `compute` s to compute, every forward `fixed` s
+    more."""
+    clock = Clock()
+    stack = make_stack(
+        host_pages=4 * LONG, ssd=memory_ssd(), clock=clock, restore={"strategy": "auto"},
+        policy={"restore_deadline": "1000s"},
+    )  # fmt: skip
+    chains = chain("short", *range(short - 1)), chain("long", *range(LONG - 1))
+    for keys in chains:
+        put(stack, keys)
+    assert stack.wait_written(10)
+    stack.flush(memory=True, durable=False)
+    planner = stack.planner
+    planner.costs = CostModel(
+        compute=ComputeCost(fixed_seconds=fixed, token_seconds=compute / planner._page_tokens, pair_seconds=0.0),
+        sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=planner._page_bytes / LOAD)},
+    )
+    return stack, clock, *chains
+
+
+def begin(stack: TierStack, keys: list[bytes], *, can_compute: bool = True) -> Restore:
+    restore = stack.restore(keys, can_compute=can_compute)
+    stack.restorer.flush()
+    return restore
+
+
+def waits(stack: TierStack, restore: Restore, link: Link, clock: Clock) -> float:
+    """How long it does, while a page comes every 10 ms."""
+    since = clock.now
+    while stack.restorer.poll(restore) is Readiness.WAIT:
+        assert clock.now < since + 100, "it waits for ever"
+        clock.now += LOAD
+        if link.kept:
+            link.deliver(0)
+    return clock.now - since
+
+
+@pytest.mark.parametrize("first", ["short", "long"])
+def test_who_waits_behind_a_longer_load_waits_for_its_turn(first: str) -> None:
+    """A source that has both serves the longer one sixteen times for each time it serves the other: of 12 pages of that
+    the last ones come after a second or two, and not in an eighth of one. Computing them would take six."""
+    stack, clock, short, long = side_by_side(compute=0.5, short=12)
+    with Link(stack) as link:
+        restores = [begin(stack, keys) for keys in ([short, long] if first == "short" else [long, short])]
+        restore = restores[first != "short"]
+        waited = waits(stack, restore, link, clock)
+        assert restore.story.told().late == ""
+        assert restore.pages == 12, "all of it has come"
+        assert 1.0 < waited < 17 * 12 * LOAD + 0.1
+    for restore in restores:
+        stack.restorer.release(restore)
+    check(stack)
+
+
+def test_who_would_wait_longer_behind_a_longer_load_than_computing_takes_does_not_begin_to() -> None:
+    """Its own pages come in 40 ms, behind those of the other in 700; to compute them takes 300."""
+    stack, clock, short, long = side_by_side(compute=0.075)
+    with Link(stack) as link:
+        alone = begin(stack, short)
+        assert stack.restorer.poll(alone) is Readiness.WAIT, "nobody is before it"
+        assert waits(stack, alone, link, clock) < 0.1
+        stack.restorer.release(alone)
+        stack.restorer.flush()
+        stack.flush(memory=True, durable=False)
+        restores = [begin(stack, long), begin(stack, short)]
+        assert stack.restorer.poll(restores[1]) is Readiness.COMPUTE
+    for restore in restores:
+        stack.restorer.release(restore)
+    check(stack)
+
+
+@pytest.mark.parametrize("can_compute", [True, False])
+def test_nobody_waits_longer_than_computing_takes_for_what_does_not_come(can_compute: bool) -> None:
+    """Sixteen pages are to come in 160 ms. To compute them takes 400: three times the estimate would be more."""
+    stack, clock, short, _ = side_by_side(compute=0.015, short=16, fixed=0.16)
+    with Link(stack) as link:
+        restore, since = begin(stack, short, can_compute=can_compute), clock.now
+        while stack.restorer.poll(restore) is Readiness.WAIT:
+            clock.now += LOAD
+        assert 0.4 <= clock.now - since <= 0.4 + SLACK_SECONDS + 2 * LOAD
+        assert link.kept, "nothing has come"
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def here(copy: float, *, compute: float, can_compute: bool = True, strategy: str = "auto") -> tuple[TierStack, Restore]:
+    """All of a chain is in host memory, from where a page has taken `copy` s to be copied; one takes `compute` s to
+    compute."""
+    stack = make_stack(host_pages=64, restore={"strategy": strategy})
+    put(stack, chain(*range(PAGES)))
+    tokens = stack.planner._page_tokens
+    stack.planner.costs = CostModel(
+        compute=ComputeCost(fixed_seconds=0.0, token_seconds=compute / tokens, pair_seconds=0.0), sources={}
+    )
+    stack.links["host-device"].count(PAGES_TIMED, 1, copy * PAGES_TIMED)
+    return stack, begin(stack, chain(*range(PAGES)), can_compute=can_compute)
+
+
+@pytest.mark.parametrize("can_compute", [True, False])
+def test_what_is_in_host_memory_is_computed_where_that_is_sooner_than_copying_it(can_compute: bool) -> None:
+    stack, restore = here(0.02, compute=0.01, can_compute=can_compute)
+    assert stack.restorer.poll(restore) is Readiness.READY
+    assert restore.pages == 0
+    assert stack.restorer.present(restore, 0) == 0, "nothing of it is promised"
+    assert restore.story.told().why == "recomputing takes 200 ms, copying from host memory 400 ms"
+    stack.restorer.flush()
+    assert stack.table.pinned_pages == 0, "nothing is kept for it"
+    stack.restorer.release(restore)
+    check(stack)
+    # One in sixteen is copied, which alone tells whether that is still so.
+    copied = 0
+    for _ in range(32):
+        restore = begin(stack, restore.keys, can_compute=can_compute)
+        copied += restore.pages == PAGES
+        stack.restorer.release(restore)
+    assert copied == 2
+    check(stack)
+
+
+@pytest.mark.parametrize(
+    ("copy", "strategy"), [(0.0101, "load"), (0.0101, "token-wise"), (0.0099, "auto"), (0.00001, "auto")]
+)
+def test_what_is_in_host_memory_is_copied_otherwise(copy: float, strategy: str) -> None:
+    stack, restore = here(copy, compute=0.01, strategy=strategy)
+    assert stack.restorer.poll(restore) is Readiness.READY
+    assert restore.pages == PAGES
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_a_copy_that_takes_no_longer_than_what_is_computed_beside_it_costs_nothing() -> None:
+    """Ten pages are copied in 0.2 s, beside the computing of the tokens behind them."""
+    planner = here(0.02, compute=0.01)[0].planner
+    tokens = planner._page_tokens
+    assert planner.recomputes_what_is_here(0, 10, 9 * tokens) is not None
+    assert planner.recomputes_what_is_here(0, 10, 10 * tokens) is None
