@@ -33,6 +33,7 @@ from .pools.supported import (
     check_modes,
     check_speculation,
     check_windows,
+    draft_config_of,
     drafts_by_model,
 )
 
@@ -121,20 +122,8 @@ def check_capabilities(server_args: Any, previous: Any) -> None:
         with _refusing(server_args):
             check_capability(view, model_config_of(server_args))
             if drafts_by_model(view.speculative_algorithm):
-                check_draft(model_config_of(server_args), _draft_config(server_args, view), view.tp_size)
+                check_draft(view, model_config_of(server_args), draft_config_of(server_args, view))
             _check_chunk(view.chunked_prefill_size, view.page_size)
-
-
-def _draft_config(server_args: Any, view: Any) -> Any:
-    """SGLang's configuration of the model that drafts."""
-    from sglang.srt.configs.model_config import ModelConfig
-
-    return ModelConfig.from_server_args(
-        server_args,
-        model_path=view.speculative_draft_model_path,
-        model_revision=view.speculative_draft_model_revision,
-        is_draft_model=True,
-    )
 
 
 def prepare_swiftkv_arguments(server_args: Any, previous: Any) -> None:

@@ -15,6 +15,7 @@ import xxhash
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 
 from ..pools.device_pool import row_shape
+from ..pools.supported import draft_config_of
 from .content_names import ContentNames, cache_directory
 from .weights import LoadedFiles, Source, adapters_of, draft_of, sources_of, unnamed_weights
 
@@ -107,7 +108,10 @@ def server_namespace(
         quantization=str(getattr(model_config, "quantization", None) or ""),
         # Backends differ in whether they write 8-bit KV by its scale.
         loading=loading_digest(
-            server_args, files, attention_backends(server_args) if kvcache.dtype.itemsize == 1 else ""
+            server_args,
+            files,
+            attention_backends(server_args) if kvcache.dtype.itemsize == 1 else "",
+            _drafting(server_args),
         ),
         software=software(),
     )
@@ -120,7 +124,8 @@ _LOADING_ARGUMENTS = (
 )  # fmt: skip
 #: Those that change what a model that drafts keeps.
 _DRAFT_ARGUMENTS = (
-    "speculative_algorithm", "speculative_draft_model_quantization", "speculative_draft_kv_cache_dtype",
+    "speculative_draft_model_quantization", "speculative_draft_kv_cache_dtype", "speculative_draft_attention_backend",
+    "speculative_draft_window_size", "speculative_draft_sink_size", "decrypted_draft_config_file",
     "enable_multi_layer_eagle",
 )  # fmt: skip
 #: Arguments that name small files that do.
@@ -134,11 +139,24 @@ def _settings_of(server_args: Any) -> dict[str, str]:
     return {name: str(path) for name, path in given.items() if path}
 
 
-def loading_digest(server_args: Any, files: LoadedFiles, attention: str = "") -> str:
+def _drafting(server_args: Any) -> str:
+    """By what, and as what, the model that drafts computes; empty where none does. As SGLang has resolved it: it has
+    several names for one algorithm."""
+    if draft_of(server_args) is None:
+        return ""
+    from sglang.srt.arg_groups.model_override_base import resolving_view
+
+    view = resolving_view(server_args)
+    config = draft_config_of(server_args, view)
+    return f"{view.speculative_algorithm} {config.dtype} {config_digest(config.hf_config.to_dict())}"
+
+
+def loading_digest(server_args: Any, files: LoadedFiles, attention: str = "", drafting: str = "") -> str:
     """Hex digest of how the weights are loaded, of files of settings, and of the adapters given at start.
 
     SGLang names an adapter by its name and path, so one that is trained anew in its place, or scaled otherwise by its
-    configuration, would otherwise keep its pages. `attention`: the backends, where they count.
+    configuration, would otherwise keep its pages. `attention`: the backends, where they count; `drafting`: see
+    `_drafting`.
     """
     facts: dict[str, Any] = {name: getattr(server_args, name, None) for name in _LOADING_ARGUMENTS}
     facts["attention"] = attention
@@ -149,7 +167,7 @@ def loading_digest(server_args: Any, files: LoadedFiles, attention: str = "") ->
     if (draft := draft_of(server_args)) is not None:
         # Its KV lies in the pages, beside the model's. How many tokens are drafted, and by which of them, changes none.
         facts["draft"] = {name: getattr(server_args, name, None) for name in _DRAFT_ARGUMENTS}
-        facts["draft"]["weights"] = files.digest(draft)
+        facts["draft"] |= {"weights": files.digest(draft), "computed": drafting}
     if any(getattr(server_args, name, None) for name in _OTHER_WEIGHTS) or _names_a_place(
         facts["model_loader_extra_config"]
     ):

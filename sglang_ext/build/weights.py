@@ -134,7 +134,9 @@ def draft_of(server_args: Any) -> Source | None:
     return Source(
         server_args.speculative_draft_model_path or server_args.model_path,
         str(server_args.speculative_draft_load_format or _load_format(server_args)),
-        server_args.speculative_draft_model_revision or server_args.revision,
+        # What SGLang takes for one that is named without a revision, whichever the model's is.
+        server_args.speculative_draft_model_revision
+        or ("main" if server_args.speculative_draft_model_path else server_args.revision),
         server_args.download_dir,
     )
 

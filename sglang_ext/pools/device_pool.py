@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 
-from .supported import OTHER_DRAFT, PLAIN_WINDOWS
+from .supported import ONE_DTYPE, OTHER_DRAFT, PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, QueueMark | None], None]
@@ -32,9 +32,10 @@ LayerDone = Callable[[int, QueueMark | None], None]
 Came = Callable[[np.ndarray], None]
 
 
-def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
-    """The buffers of every layer of SGLang's pool: K and V, `[rows, heads, head_dim]` each; or, of multi-head latent
-    attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part is V.
+def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]:
+    """The buffers of every layer of SGLang's pool, the model's or the draft's: K and V, `[rows, heads, head_dim]` each;
+    or, of multi-head latent attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part
+    is V.
 
     Raises ConfigError for a pool whose bytes mean more than that: scaled, vectorised, hybrid ones, parts of one.
     """
@@ -46,8 +47,8 @@ def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
         return _latent_planes(kvcache)
     if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
         raise ConfigError(
-            f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; only those of plain attention "
-            f"(multi-head, grouped-query, latent) are supported: {_remedy(kvcache)}"
+            f"--enable-swift-tiers: the {whose}'s KV pool is a {type(kvcache).__name__}; only those of plain attention "
+            f"(multi-head, grouped-query, latent) are supported: {_remedy(kvcache, whose)}"
         )
     scaled = [name for name in ("k_scale_buffer", "native_k_scale_buffer") if getattr(kvcache, name, None) is not None]
     if scaled or kvcache.kv_cache_layout != "nhd":
@@ -67,8 +68,10 @@ def _latent_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     return [[latent] for latent in kvcache.kv_buffer]
 
 
-def _remedy(kvcache: Any) -> str:
+def _remedy(kvcache: Any, whose: str) -> str:
     """What helps where `kvcache` is of a kind that is not supported."""
+    if whose == "draft":
+        return OTHER_DRAFT
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
@@ -102,24 +105,24 @@ def planes_of(kvcache: Any, drafts: Sequence[Any] = ()) -> list[list[torch.Tenso
     the model's kind.
     """
     own = layer_planes(kvcache)
-    of_drafts = [planes for pool in drafts for planes in layer_planes(pool)]
+    of_drafts = [planes for pool in drafts for planes in layer_planes(pool, "draft")]
     for planes in of_drafts:
-        if [_rows(plane) for plane in planes] != [_rows(plane) for plane in own[0]]:
+        if [_kind(plane) for plane in planes] != [_kind(plane) for plane in own[0]]:
+            remedy = ONE_DTYPE if planes[0].dtype != own[0][0].dtype else OTHER_DRAFT
             raise ConfigError(
-                f"--speculative-algorithm: the draft keeps KV rows of another size than the model's "
-                f"({_described(planes)} instead of {_described(own[0])}), which is not supported; {OTHER_DRAFT}"
+                f"--speculative-algorithm: the draft keeps other KV rows than the model ({_described(planes)} instead "
+                f"of {_described(own[0])}), which is not supported; {remedy}"
             )
     return [*of_drafts, *own]
 
 
-def _rows(plane: torch.Tensor) -> tuple[int, int]:
-    """How many rows it has, and the bytes of one."""
-    return plane.shape[0], plane[0].numel() * plane.element_size()
+def _kind(plane: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(plane.shape), plane.stride(), plane.dtype
 
 
 def _described(planes: Sequence[torch.Tensor]) -> str:
-    rows, row_bytes = _rows(planes[0])
-    return f"{rows} of {len(planes)} x {row_bytes} bytes"
+    rows, *shape = planes[0].shape
+    return f"{rows} of {len(planes)} x {' x '.join(map(str, shape))} {str(planes[0].dtype).removeprefix('torch.')}"
 
 
 def row_shape(kvcache: Any) -> tuple[int, int]:

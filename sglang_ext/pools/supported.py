@@ -16,6 +16,8 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 SPECULATIVE = ("NGRAM", "EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 #: The remedy for a draft that is not supported.
 OTHER_DRAFT = "use a draft whose layers keep KV as the model's do, or NGRAM, or remove it"
+#: ... and for one that keeps values of another dtype.
+ONE_DTYPE = "choose --dtype, --kv-cache-dtype and --speculative-draft-kv-cache-dtype so that both keep the same"
 #: The remedy for a model whose layers with a sliding window have a pool of their own.
 PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep the KV of all tokens)"
 
@@ -71,6 +73,14 @@ def check_speculation(view: Any, config: TiersConfig) -> None:
             f"peer.donate: a server that drafts by a model ({view.speculative_algorithm}) cannot lend its memory so "
             "far; remove peer.donate"
         )
+    if view.speculative_adaptive and drafts_by_model(view.speculative_algorithm):
+        from sglang.srt.environ import envs
+
+        if envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
+            raise ConfigError(
+                "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND: with --speculative-adaptive, pages would keep the rows that "
+                "a draft skips, of whoever had their slots before; unset one of the two"
+            )
     breadth = view.speculative_ngram_max_bfs_breadth
     is_ngram = view.speculative_algorithm is not None and view.speculative_algorithm.upper() == "NGRAM"
     if is_ngram and breadth > 1 and view.page_size > 1 and view.attention_backend != "flashinfer":
@@ -85,21 +95,49 @@ def drafts_by_model(algorithm: str | None) -> bool:
     return algorithm is not None and algorithm.upper() != "NGRAM"
 
 
-def check_draft(model_config: Any, draft_config: Any, tensor_parallel: int) -> None:
-    """What can be said of a draft's KV before a weight is loaded: a page has rows of one size. Both: SGLang's model
-    configurations. Raises ConfigError."""
+def draft_config_of(server_args: Any, view: Any) -> Any:
+    """SGLang's configuration of the model that drafts. `view`: its arguments, resolved so far."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    return ModelConfig.from_server_args(
+        server_args,
+        model_path=view.speculative_draft_model_path,
+        model_revision=view.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+
+
+def check_draft(view: Any, model_config: Any, draft_config: Any) -> None:
+    """What can be said of a draft's KV before a weight is loaded: a page has rows of one kind. `view`: SGLang's
+    arguments; the others its model configurations. Raises ConfigError."""
     from sglang.srt.configs.model_config import AttentionArch
 
     def shape(config: Any) -> str:
         if config.attention_arch == AttentionArch.MLA:
             return f"latent rows of {config.kv_lora_rank} + {config.qk_rope_head_dim}"
-        return f"{config.get_num_kv_heads(tensor_parallel)} KV heads of {config.head_dim}"
+        return f"{config.get_num_kv_heads(view.tp_size)} KV heads of {config.head_dim}"
+
+    given = view.kv_cache_dtype
+    dtype = _kv_dtype(given, model_config)
+    of_draft = _kv_dtype(view.speculative_draft_kv_cache_dtype or given, draft_config)
+    if dtype and of_draft and dtype != of_draft:
+        raise ConfigError(
+            f"--speculative-draft-kv-cache-dtype: {_name(draft_config)} would keep KV as {of_draft}, "
+            f"{_name(model_config)} as {dtype}, which cannot lie in the same pages; {ONE_DTYPE}"
+        )
 
     if shape(draft_config) != shape(model_config):
         raise ConfigError(
             f"--speculative-draft-model-path: {_name(draft_config)} keeps {shape(draft_config)} a token and layer, "
             f"{_name(model_config)} {shape(model_config)}, which cannot lie in the same pages; {OTHER_DRAFT}"
         )
+
+
+def _kv_dtype(given: str, config: Any) -> str:
+    """As what a model keeps its KV that is asked for `given`; empty where its weights decide."""
+    if given != "auto":
+        return "bfloat16" if given == "bf16" else given
+    return "" if config.quantization else str(config.dtype).removeprefix("torch.")
 
 
 def check_model(model_config: Any, config: TiersConfig) -> None:

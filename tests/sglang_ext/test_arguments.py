@@ -268,8 +268,10 @@ def test_a_draft_whose_kv_fits_no_page_is_refused_before_it_is_loaded():
     from swift_tiers.radix_tiering.base.errors import ConfigError
     from swift_tiers.sglang_ext.pools.supported import check_draft
 
-    def model(name, heads, dim, arch=AttentionArch.MHA):
+    def model(name, heads, dim, arch=AttentionArch.MHA, dtype="torch.bfloat16"):
         return SimpleNamespace(
+            dtype=dtype,
+            quantization=None,
             hf_config=SimpleNamespace(architectures=[name]),
             attention_arch=arch,
             get_num_kv_heads=lambda ranks: max(1, heads // ranks),
@@ -278,17 +280,47 @@ def test_a_draft_whose_kv_fits_no_page_is_refused_before_it_is_loaded():
             qk_rope_head_dim=dim,
         )
 
-    served = model("Llama", 8, 128)
-    check_draft(served, model("LlamaEagle3", 8, 128), 4)
+    def view(given="auto", of_draft=None):
+        return SimpleNamespace(tp_size=4, kv_cache_dtype=given, speculative_draft_kv_cache_dtype=of_draft)
+
+    served, eagle = model("Llama", 8, 128), model("LlamaEagle3", 8, 128)
     latent = model("Deepseek", 128, 64, AttentionArch.MLA)
-    check_draft(latent, model("NextN", 1, 64, AttentionArch.MLA), 8)
+    half = model("Small", 8, 128, dtype="torch.float16")
+    check_draft(view(), served, eagle)
+    check_draft(view("bf16", "auto"), served, eagle)
+    check_draft(view("fp8_e4m3"), served, half)
+    check_draft(view(), latent, model("NextN", 1, 64, AttentionArch.MLA))
+    for given, draft, words in (
+        (view(), half, "Small would keep KV as float16, Llama as bfloat16"),
+        (view("fp8_e4m3", "bf16"), eagle, "LlamaEagle3 would keep KV as bfloat16, Llama as fp8_e4m3"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--speculative-draft-kv-cache-dtype: {words}, .*; choose --dtype, "):
+            check_draft(given, served, draft)
     for one, draft, words in (
         (served, model("Small", 8, 64), "Small keeps 2 KV heads of 64 a token and layer, Llama 2 KV heads of 128"),
         (served, model("Small", 4, 128), "Small keeps 1 KV heads of 128 a token and layer, Llama 2 KV heads of 128"),
         (latent, model("Small", 8, 64), "Small keeps 2 KV heads of 64 a token and layer, Deepseek latent rows of 512"),
     ):
         with pytest.raises(ConfigError, match=f"^--speculative-draft-model-path: {words}.*, or NGRAM, or remove it$"):
-            check_draft(one, draft, 4)
+            check_draft(view(), one, draft)
+
+
+def test_rows_that_a_draft_skips_are_not_kept(monkeypatch):
+    from swift_tiers.radix_tiering.base.config import TiersConfig
+    from swift_tiers.radix_tiering.base.errors import ConfigError
+    from swift_tiers.sglang_ext.pools.supported import check_speculation
+
+    given = SimpleNamespace(
+        speculative_algorithm="EAGLE",
+        speculative_adaptive=True,
+        speculative_ngram_max_bfs_breadth=1,
+        page_size=16,
+        attention_backend="triton",
+    )
+    check_speculation(given, TiersConfig())
+    monkeypatch.setenv("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "1")
+    with pytest.raises(ConfigError, match="unset one of the two"):
+        check_speculation(given, TiersConfig())
 
 
 def test_swiftkv_models(tmp_path):

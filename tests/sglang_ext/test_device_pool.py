@@ -94,7 +94,7 @@ def test_a_page_has_the_layers_of_its_drafts_before_the_models() -> None:
     "draft",
     [
         pytest.param(lambda: grouped_pool(1, heads=4), id="wider rows"),
-        pytest.param(lambda: grouped_pool(1, dtype=torch.bfloat16), id="narrower values"),
+        pytest.param(lambda: grouped_pool(1, dtype=torch.int32), id="other values of the same width"),
         pytest.param(lambda: grouped_pool(1, rows=5 * 16), id="other slots"),
         pytest.param(latent_pool, id="another kind of attention"),
     ],
@@ -102,8 +102,19 @@ def test_a_page_has_the_layers_of_its_drafts_before_the_models() -> None:
 def test_a_draft_whose_rows_fit_no_page_is_refused(draft: Any) -> None:
     from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
-    with pytest.raises(ConfigError, match=r"^--speculative-algorithm: the draft keeps .*; use a draft whose"):
+    with pytest.raises(
+        ConfigError, match=r"^--speculative-algorithm: the draft keeps .*; (use a draft whose|choose --)"
+    ):
         open_device_pool(grouped_pool(3), 16, drafts=[draft()])
+
+
+def test_a_draft_with_a_pool_of_another_kind_is_told_from_the_model() -> None:
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    with pytest.raises(ConfigError, match=r"the draft's KV pool is a SWAKVPool; .*: use a draft whose"):
+        open_device_pool(grouped_pool(3), 16, drafts=[SWAKVPool.__new__(SWAKVPool)])
 
 
 def test_a_draft_whose_memory_is_not_told_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

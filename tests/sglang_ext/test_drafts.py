@@ -6,6 +6,7 @@ has no kernels for it on a CPU: see `support.speculating_on_cpu` for what runs i
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +17,11 @@ from swift_tiers.ops.base.model import tiny_model
 from support import speculating_on_cpu
 from support.models import tiny_eagle, tiny_mtp
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import costs_are_unknown, quiet, to_ssd
+from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
 from support.speculating_on_cpu import drafted
 from support.tiers_of_a_model import (
     ANSWER,
+    PAGE,
     PLACES,
     QUESTIONS,
     answers_of,
@@ -28,6 +30,9 @@ from support.tiers_of_a_model import (
     forget,
     with_tiers,
 )
+
+#: Tokens of an answer of more than two pages, and the question that follows it.
+LONG_ANSWER, AFTER_AN_ANSWER = 40, "a turn after an answer"
 
 
 class Drafting(NamedTuple):
@@ -93,15 +98,23 @@ def layers_of_pages(s):
 
 
 def drafts_from(s, place):
-    """Of each question whose prefix is in that tier alone: its answer, what was drafted for it, and where its prefix
-    came from."""
+    """Of each question whose prefix is in that tier alone, or nowhere: its answer, what was drafted for it, and where
+    its prefix came from. The last one follows an answer, of whose tokens the draft has written its rows while it was
+    drafting."""
     found = {}
-    for name, question in QUESTIONS.items():
-        s.generate(question, ANSWER)
+    for name, question in {**QUESTIONS, AFTER_AN_ANSWER: QUESTIONS["a question"]}.items():
+        forget(s)
+        if name == AFTER_AN_ANSWER:
+            answer = s.generate(question, LONG_ANSWER)[:LONG_ANSWER]
+            question = [*question, *answer, *prompt(95, 20)]
+        else:
+            s.generate(question, ANSWER)
         if place != "device":
             s.empty_device()
         if place == "ssd":
             s.linker.stack.flush(memory=True, durable=False)
+        if place == "nowhere":
+            forget(s)
         drafted.clear()
         req = s.add(question, ANSWER)
         s.run()
@@ -157,23 +170,47 @@ def test_pages_have_the_draft_s_layers_too(drafting, kind):
     assert drafting(layers_of_pages) == (4 + kind.layers, kind.layers)
 
 
-def test_drafts_depend_on_what_is_loaded_and_answers_do_not(drafting, expected):
+def test_drafts_depend_on_what_is_loaded_and_answers_do_not(drafting, expected, computed):
     answer, drafts = drafting(drafts_over_zeros)
     assert answer == expected["a question"][:ANSWER]
-    (_, on_device, _) = drafting(drafts_from, "device")["a question"]
-    assert drafts != on_device, "the test below would prove nothing"
+    assert drafts != computed["a question"][1], "the test below would prove nothing"
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place != "device"])
-def test_answers_and_drafts_are_the_same_from_every_tier(drafting, expected, place):
-    on_device = drafting(drafts_from, "device")
+@pytest.fixture(scope="module")
+def computed(drafting):
+    """What is drafted where nothing is cached anywhere."""
+    return drafting(drafts_from, "nowhere")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_answers_and_drafts_are_those_without_a_cached_prefix_from_every_tier(drafting, expected, computed, place):
     for name, (answer, drafts, details) in drafting(drafts_from, place).items():
-        assert answer == expected[name][:ANSWER], name
-        assert drafts == on_device[name][1], name
-        assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name])}, name
+        assert answer == computed[name][0], name
+        assert name == AFTER_AN_ANSWER or answer == expected[name][:ANSWER], name
+        assert drafts == computed[name][1], name
+        # Those of an answer: a page more than its prompt has.
+        least = cached(QUESTIONS["a question"]) + 2 * PAGE if name == AFTER_AN_ANSWER else cached(QUESTIONS[name])
+        assert sum(details.values()) == details[place] >= least, (name, details)
 
 
 def test_nothing_is_computed_while_pages_come_up(drafting):
     details, why = drafting(restored_while_it_could_be_computed)
     assert details["ssd"] == cached(QUESTIONS["a question"])
     assert why == "a model drafts for it, from all of its prefix"
+
+
+def test_a_draft_that_fits_no_page_ends_the_start_before_a_weight_is_loaded(tmp_path):
+    """It has no weights here."""
+    model = tiny_model(tmp_path / "model")
+    draft = tiny_eagle(tmp_path / "draft", model)
+    config = json.loads((draft / "config.json").read_text()) | {"num_key_value_heads": 4}
+    (draft / "config.json").write_text(json.dumps(config))
+    (draft / "model.safetensors").unlink()
+    arguments = [
+        *arguments_of(model, *with_tiers(tmp_path)),
+        *speculating_on_cpu.ARGUMENTS,
+        *("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(draft)),
+    ]
+    words = "LlamaForCausalLMEagle keeps 4 KV heads of 16 a token and layer, Qwen3ForCausalLM 2 KV heads of 16"
+    with pytest.raises(AssertionError, match=words):
+        SchedulerProcess(arguments, speculating_on_cpu.ENVIRONMENT, prepare="support.speculating_on_cpu.install")

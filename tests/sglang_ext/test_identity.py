@@ -18,7 +18,7 @@ from swift_tiers.sglang_ext.build import identity
 from swift_tiers.sglang_ext.build.assembly import TREE_FACTORY, Rank, check_hooked, current_rank
 from swift_tiers.sglang_ext.build.content_names import ContentNames
 from swift_tiers.sglang_ext.build.identity import config_digest, loading_digest, software
-from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, sources_of
+from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, draft_of, sources_of
 
 from support.clocks import file_clock_moved
 from support.engine import GEOMETRY, namespace
@@ -296,7 +296,7 @@ def test_how_weights_are_loaded_counts(tmp_path, names):
 def test_a_draft_s_weights_count_as_its_kv_lies_in_the_pages(copy, model, names):
     """And nothing of it does where none drafts, or what it drafts from is tokens."""
 
-    def loading(**changes):
+    def loading(drafting="EAGLE", **changes):
         arguments = {
             "model_path": str(model),
             "revision": None,
@@ -309,21 +309,43 @@ def test_a_draft_s_weights_count_as_its_kv_lies_in_the_pages(copy, model, names)
             **changes,
         }
         given = SimpleNamespace(**arguments)
-        return loading_digest(given, LoadedFiles(sources_of(given), names))
+        return loading_digest(given, LoadedFiles(sources_of(given), names), drafting=drafting)
 
     plain = loading(speculative_algorithm=None)
     assert loading(speculative_algorithm="NGRAM") == plain
     seen = [
         plain,
         loading(),
-        loading(speculative_algorithm="STANDALONE"),
+        loading("STANDALONE"),
         loading(speculative_draft_model_quantization="fp8"),
+        loading(speculative_draft_window_size=128),
+        loading(speculative_draft_attention_backend="triton"),
         loading(speculative_draft_load_format="dummy"),
     ]
     assert loading() == loading(speculative_draft_model_path=None), "its own model drafts, of equal bytes"
     flip_bit(copy / "model.safetensors")
     seen.append(loading())
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("path", "revision", "loaded"),
+    [("org/draft", None, "main"), ("org/draft", "v1", "v1"), (None, None, "v2")],
+    ids=["named", "of a revision", "in the model"],
+)
+def test_a_draft_is_of_the_revision_that_sglang_loads(path, revision, loaded):
+    """One that is named without a revision is of `main`, whatever the model is of."""
+    given = SimpleNamespace(
+        model_path="org/model",
+        revision="v2",
+        download_dir=None,
+        load_format="auto",
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path=path,
+        speculative_draft_model_revision=revision,
+        speculative_draft_load_format=None,
+    )
+    assert draft_of(given) == Source(path or "org/model", "auto", loaded)
 
 
 def test_what_else_changes_kv_with_the_same_files_counts(names):
