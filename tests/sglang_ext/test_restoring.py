@@ -16,6 +16,7 @@ import pytest
 from swift_tiers.radix_tiering.restore.flight import Step
 
 from support.new_weights import other_weights, sessions
+from support.overlapping import overlapping
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import (
     Link,
@@ -405,6 +406,13 @@ def with_another_rank(s, dice):
     s.cache.linker.agree = less
 
 
+def any_order_overlapping(s, seed):
+    """The same while the next batch is launched before a result is looked at."""
+    assert s.scheduler.enable_overlap, "SGLang makes other batches then"
+    with overlapping(s):
+        return any_order(s, seed)
+
+
 def any_order(s, seed, ranks=1):
     """Several requests, pages that arrive and fail in any order, requests that end early: the answers stay."""
     dice = random.Random(seed)
@@ -628,6 +636,11 @@ def test_any_order_of_things(scheduler, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20, 23))
 def test_any_order_of_things_where_another_rank_is_behind(scheduler, seed: int) -> None:
     assert scheduler(any_order, seed, 2) > 0
+
+
+@pytest.mark.parametrize("seed", [30, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(31, 42))])
+def test_any_order_of_things_in_the_loop_that_gpus_have(scheduler, seed: int) -> None:
+    assert scheduler(any_order_overlapping, seed) > 0
 
 
 def test_what_needs_its_prefix_whole_waits_for_it(scheduler) -> None:
