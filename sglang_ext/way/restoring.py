@@ -139,6 +139,8 @@ class RestoringAdder(PrefillAdder):
         page = self.page_size
         front = req.prefix_len // page - request.device_pages
         step = wrapper.agree(request, front)
+        if self._room_ends(req):
+            step = Step(step.jump, request.pages)
         limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
         limit = self._of_whole_pages(self._with_room(limit, (step.jump - front) * page), (step.jump - front) * page)
         if request.drains and (limit <= 0 or not wrapper.came_ahead(request)):
@@ -173,6 +175,16 @@ class RestoringAdder(PrefillAdder):
             return limit  # nobody is left who could give any back
         room = int(self.memory_budget.remaining_current) - self.per_req_token_overhead - jump
         return limit if self.ceil_paged_tokens(limit) <= room else max(0, room // self.page_size * self.page_size)
+
+    def _room_ends(self, req: Any) -> bool:
+        """Whether running requests have left hardly more room than the rest of a chunked one takes: it waits for no
+        page any more. They decode while it waits, as they do not between two chunks of SGLang's own, which takes back
+        nothing of a chunked request; it ends the last of them where there is no room. The same on every rank."""
+        if not self.running_batch or self.running_batch.is_empty():
+            return False
+        rest = self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len)
+        next_pages = (1 + self.running_batch.batch_size()) * self.page_size
+        return int(self.memory_budget.remaining_current) <= rest + next_pages + self.per_req_token_overhead
 
     def _of_whole_pages(self, limit: int, jump: int) -> int:
         """`limit` tokens, or as many whole pages of them as SGLang leaves beside `jump` tokens. It computes no more of

@@ -231,6 +231,30 @@ def weights_change_between_two_chunks(s):
     quiet(s)
 
 
+def the_room_ends_while_it_waits(s):
+    """For pages that do not come, while another one decodes: far more than SGLang expected, as long as it may end by
+    itself. SGLang gives that one's room to no chunked request, and takes none back from it: it would end it."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    question = prompt(96, 2400)
+    (answer,) = to_ssd(s, question)
+    s.scheduler.new_token_ratio_tracker.current = 0.1
+    decodes = s.add(prompt(97, 900), 3000)
+    decodes.sampling_params.ignore_eos, decodes.eos_token_ids = False, set()
+    s.run(until=lambda: len(decodes.output_ids) > 4)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        s.run(until=lambda: s.cache.linker.on_course(req) is not None)
+        s.run(until=lambda: decodes.to_finish or (req.finished() and len(decodes.output_ids) > 1000))
+        assert link.kept, "its pages came: this tests nothing"
+    assert not decodes.to_finish, decodes.to_finish
+    assert list(req.output_ids) == answer
+    s.scheduler.abort_request(AbortReq(rid=decodes.rid))
+    s.run()
+    quiet(s)
+
+
 def room_that_copies_gave_back(s):
     """One that has ended is copied out of the device, and cannot be evicted until that is over. Another one is refused
     for that meanwhile, and admitted after it, though nobody has ended since."""
@@ -600,6 +624,10 @@ def test_a_page_that_fails_is_computed(scheduler) -> None:
 
 def test_pages_of_old_weights_are_not_for_one_that_has_begun(scheduler) -> None:
     scheduler(weights_change_between_two_chunks)
+
+
+def test_who_decodes_is_not_ended_for_one_that_waits_for_pages(scheduler) -> None:
+    scheduler(the_room_ends_while_it_waits)
 
 
 def test_who_was_refused_while_pages_were_copied_is_admitted_when_they_are(scheduler) -> None:
