@@ -74,6 +74,9 @@ ARGUMENTS = [
 
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
+    import torch._dynamo
+
+    torch._dynamo.config.disable = True  # there may be no compiler
     take_triton_kernels()
     attend_from_drafts()
     import sglang.srt.speculative.eagle_worker_v2 as worker
