@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from support import flashinfer_on_cpu, ngram_on_cpu
+from support import flashinfer_on_cpu, ngram_on_cpu, speculating_on_cpu
 from support.backends_of_gpus import OF_GPUS
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, has_found_its_pages, prompt
@@ -433,7 +433,7 @@ def test_drafts_of_ngram_are_verified_as_answers_are_made(tmp_path):
         expected = plain(answers_of)
     with SchedulerProcess(
         [*arguments_of(model, *with_tiers(tmp_path)), *ngram_on_cpu.ARGUMENTS],
-        environment=ngram_on_cpu.ENVIRONMENT,
+        environment=speculating_on_cpu.ENVIRONMENT,
         prepare="support.ngram_on_cpu.install",
     ) as speculating:
         speculating(costs_are_unknown)
