@@ -38,7 +38,6 @@ def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
-        from .build.donation import admit_again
         from .build.reporting import Reporting
         from .way.layer_wise import LayerWise
         from .way.request import why_all_whole
@@ -46,11 +45,17 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
         linker.reporting = Reporting(self, linker)
-        self.tree_cache.linker.whole = why_all_whole(self)
+        self.tree_cache.linker.whole = why_all_whole(self, linker.pool)
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
-        self.tree_cache.room_made = lambda: admit_again(self)
+        self.tree_cache.room_made = lambda: _admit_again(self)
         runner = self.tp_worker.model_runner
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
+
+
+def _admit_again(scheduler: Any) -> None:
+    """SGLang admits nobody to a batch that it once found full before one of its requests has ended: without tiers there
+    is no room before."""
+    scheduler.running_batch.batch_is_full = False
 
 
 def around_prefetch(original: Any, self: Any, req: Any, storage_hit_end: Any = None) -> Any:

@@ -40,12 +40,6 @@ FAULT_SECONDS = 1.0
 HUNG_SECONDS = 5.0
 
 
-def admit_again(scheduler: Any) -> None:
-    """There is room on the device that there was not. SGLang admits nobody to a batch that it once found full before
-    one of its requests has ended: without tiers there is none before."""
-    scheduler.running_batch.batch_is_full = False
-
-
 class SchedulerPool:
     """The scheduler's allocator and tree as the lender's `PagePool`."""
 
@@ -62,7 +56,7 @@ class SchedulerPool:
 
     def put_back(self, spans: Collection[Span]) -> None:
         self._allocator.put_back(spans)
-        admit_again(self._scheduler)
+        self._scheduler.tree_cache.room_made()
 
     def evict(self, pages: int, *, kept: bool = False) -> None:
         tree, tokens = self._scheduler.tree_cache, pages * self._allocator.page_size

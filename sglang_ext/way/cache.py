@@ -326,7 +326,7 @@ class SwiftRadixCache(KeepingRadixCache):
         self.sampler: Sampler | None = None
         #: Whether SGLang is computing some request in chunks already; it can follow one only.
         self.chunk_taken: Callable[[], bool] = lambda: True
-        #: Told that pages of the device may be evicted that could not be before.
+        #: Told that there is room on the device that there was not: pages may be evicted, or lent ones are back.
         self.room_made: Callable[[], None] = lambda: None
         super().__init__(params)
 

@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
+from ..pools.device_pool import DevicePool
 from ..tell.guard import never_raises
 from ..tell.request_facts import RequestFacts, Runs, runs_of
 
@@ -300,11 +301,11 @@ class TieredRequest:
             self.stack.restorer.release(restore)
 
 
-def why_all_whole(scheduler: Any) -> str:
+def why_all_whole(scheduler: Any, pool: DevicePool) -> str:
     """Why every request of this scheduler has to have its prefix whole before it is computed; empty if not all do."""
     if scheduler.chunked_prefill_size is None:
         return "SGLang computes prompts in one piece"
-    if scheduler.spec_algorithm.has_draft_kv() and not scheduler.spec_algorithm.is_none():
+    if pool.draft_layers:
         return "a model drafts for it, from all of its prefix"
     return ""
 

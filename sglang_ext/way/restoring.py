@@ -171,20 +171,29 @@ class RestoringAdder(PrefillAdder):
     def _with_room(self, limit: int, jump: int) -> int:
         """`limit` tokens, or as many whole pages of them as the device has room for beside `jump` tokens. SGLang
         computes a chunk whether or not there is room: nobody has run since the one before it. Here others may have."""
-        if not self.running_batch or self.running_batch.is_empty():
+        if not self._others_run:
             return limit  # nobody is left who could give any back
-        room = int(self.memory_budget.remaining_current) - self.per_req_token_overhead - jump
+        room = self._room - jump
         return limit if self.ceil_paged_tokens(limit) <= room else max(0, room // self.page_size * self.page_size)
 
     def _room_ends(self, req: Any) -> bool:
         """Whether running requests have left hardly more room than the rest of a chunked one takes: it waits for no
         page any more. They decode while it waits, as they do not between two chunks of SGLang's own, which takes back
         nothing of a chunked request; it ends the last of them where there is no room. The same on every rank."""
-        if not self.running_batch or self.running_batch.is_empty():
+        if not self._others_run:
             return False
         rest = self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len)
         next_pages = (1 + self.running_batch.batch_size()) * self.page_size
-        return int(self.memory_budget.remaining_current) <= rest + next_pages + self.per_req_token_overhead
+        return self._room <= rest + next_pages
+
+    @property
+    def _others_run(self) -> bool:
+        return bool(self.running_batch) and not self.running_batch.is_empty()
+
+    @property
+    def _room(self) -> int:
+        """Tokens for which the device has room now."""
+        return int(self.memory_budget.remaining_current) - self.per_req_token_overhead
 
     def _of_whole_pages(self, limit: int, jump: int) -> int:
         """`limit` tokens, or as many whole pages of them as SGLang leaves beside `jump` tokens. It computes no more of

@@ -24,10 +24,12 @@ from support.tiers_of_a_model import (
     PAGE,
     PLACES,
     QUESTIONS,
+    answered_over_zeros,
     answers_of,
     arguments_of,
     cached,
     forget,
+    leave_in,
     with_tiers,
 )
 
@@ -109,12 +111,10 @@ def drafts_from(s, place):
             question = [*question, *answer, *prompt(95, 20)]
         else:
             s.generate(question, ANSWER)
-        if place != "device":
-            s.empty_device()
-        if place == "ssd":
-            s.linker.stack.flush(memory=True, durable=False)
         if place == "nowhere":
             forget(s)
+        else:
+            leave_in(s, place)
         drafted.clear()
         req = s.add(question, ANSWER)
         s.run()
@@ -125,29 +125,8 @@ def drafts_from(s, place):
 
 def drafts_over_zeros(s):
     """The same of one question, where of what is loaded the rows of the draft are zeroed."""
-    question, pool = QUESTIONS["a question"], s.linker.pool
-    s.generate(question, ANSWER)
-    s.empty_device()
-    copy_in = pool.copy_in
-
-    def zeroed(pages, slab, slots, layer_done, after=()):
-        def zero(layer, mark):
-            for plane in pool._arrays[layer] if layer < pool.draft_layers else ():
-                plane[pages] = 0
-            layer_done(layer, mark)
-
-        copy_in(pages, slab, slots, zero, after)
-
-    pool.copy_in = zeroed
-    drafted.clear()
-    try:
-        req = s.add(question, ANSWER)
-        s.run()
-    finally:
-        pool.copy_in = copy_in
-    assert s.details(req)["host"] == cached(question)
-    forget(s)
-    return list(req.output_ids)[:ANSWER], list(drafted)
+    answer = answered_over_zeros(s, s.linker.pool.draft_layers, drafted.clear)
+    return answer[:ANSWER], list(drafted)
 
 
 def restored_while_it_could_be_computed(s):

@@ -304,12 +304,12 @@ def test_a_copy_that_was_given_up_publishes_nothing() -> None:
 
 
 def behind_one_that_stalls(
-    host_pages: int = 1024, room: int = 0
+    room: int = 0,
 ) -> tuple[TierStack, StallingPool, Offloader, Callable[..., Offload]]:
     """A job is in hand, and its copy does not go on, on a device with so many pages of room; `submit(pages, after)`
     offers a sequence that follows the node of job `after`, if there is one, and is offered along with all before it."""
     keys = chain("stalls")
-    stack, pool = make_stack(host_pages), StallingPool(keys)
+    stack, pool = make_stack(1024), StallingPool(keys)
     pool.stalls = "while pages are copied"
     offloader = Offloader(pool, stack)  # type: ignore[arg-type]
     offloader.room = lambda: room

@@ -6,6 +6,7 @@ Functions whose first parameter is a `StepScheduler` run in its process.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,20 @@ def forget(s) -> None:
         s.linker.stack.flush(memory=True, durable=True)
 
 
+def leave_in(s, place: str) -> None:
+    """What has been computed, in that tier alone."""
+    if place != "device":
+        s.empty_device()
+    if place == "ssd":
+        s.linker.stack.flush(memory=True, durable=False)
+
+
 def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
     """Each question's answer, and where its prefix came from, where all of it is in one tier at most."""
     found = {}
     for name, question in QUESTIONS.items():
         s.generate(question, ANSWER)
-        if place != "device":
-            s.empty_device()
-        if place == "ssd":
-            s.linker.stack.flush(memory=True, durable=False)
+        leave_in(s, place)
         req = s.add(question, ANSWER)
         s.run()
         found[name] = list(req.output_ids), s.details(req)
@@ -90,8 +96,9 @@ def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
     return found
 
 
-def answered_over_zeros(s) -> list[int]:
-    """The question's answer where what is loaded is zeroed: another one, if it depends on that at all."""
+def answered_over_zeros(s, layers: int | None = None, ask: Callable[[], None] = lambda: None) -> list[int]:
+    """The question's answer where what is loaded is zeroed, of the first `layers` of its pages or of all: another one,
+    if it depends on that at all. `ask`: called before it is asked."""
     question, pool = QUESTIONS["a question"], s.linker.pool
     s.generate(question, ANSWER)
     s.empty_device()
@@ -99,13 +106,15 @@ def answered_over_zeros(s) -> list[int]:
 
     def zeroed(pages, slab, slots, layer_done, after=()):
         def zero(layer, mark):
-            for plane in pool._arrays[layer]:
-                plane[pages] = 0
+            if layers is None or layer < layers:
+                for plane in pool._arrays[layer]:
+                    plane[pages] = 0
             layer_done(layer, mark)
 
         copy_in(pages, slab, slots, zero, after)
 
     pool.copy_in = zeroed
+    ask()
     try:
         req = s.add(question, ANSWER)
         s.run()
