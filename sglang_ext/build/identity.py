@@ -14,7 +14,7 @@ import xxhash
 
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 
-from ..pools.device_pool import row_shape
+from ..pools.kept import row_shape
 from ..pools.supported import draft_config_of
 from .content_names import ContentNames, cache_directory
 from .weights import LoadedFiles, Source, adapters_of, draft_of, sources_of, unnamed_weights

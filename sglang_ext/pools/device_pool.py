@@ -23,58 +23,11 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
 
-from .supported import ONE_DTYPE, OTHER_DRAFT, PLAIN_WINDOWS
-
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, QueueMark | None], None]
 #: Told of pages that are in the slab, by their positions in what was asked for, int64 [n], while others are on their
 #: way. Of each once at most; of none where all come at once.
 Came = Callable[[np.ndarray], None]
-
-
-def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]:
-    """The buffers of every layer of SGLang's pool, the model's or the draft's: K and V, `[rows, heads, head_dim]` each;
-    or, of multi-head latent attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part
-    is V.
-
-    Raises ConfigError for a pool whose bytes mean more than that: scaled, vectorised, hybrid ones, parts of one.
-    """
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
-
-    from .shared_pool import LentKVPool
-
-    if type(kvcache) is MLATokenToKVPool:
-        return _latent_planes(kvcache)
-    if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
-        raise ConfigError(
-            f"--enable-swift-tiers: the {whose}'s KV pool is a {type(kvcache).__name__}; only those of plain attention "
-            f"(multi-head, grouped-query, latent) are supported: {_remedy(kvcache, whose)}"
-        )
-    scaled = [name for name in ("k_scale_buffer", "native_k_scale_buffer") if getattr(kvcache, name, None) is not None]
-    if scaled or kvcache.kv_cache_layout != "nhd":
-        raise ConfigError(
-            "--enable-swift-tiers: the KV pool is scaled or not in NHD layout; "
-            "choose another --kv-cache-dtype or attention backend, or remove the flag"
-        )
-    return [[key, value] for key, value in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)]
-
-
-def _latent_planes(kvcache: Any) -> list[list[torch.Tensor]]:
-    if kvcache.kv_scale_buffer is not None or kvcache.layer_shard_enabled:
-        raise ConfigError(
-            "--enable-swift-tiers: the pool of latent KV is scaled, or its layers are spread over ranks; "
-            "choose another --kv-cache-dtype or parallelism, or remove the flag"
-        )
-    return [[latent] for latent in kvcache.kv_buffer]
-
-
-def _remedy(kvcache: Any, whose: str) -> str:
-    """What helps where `kvcache` is of a kind that is not supported."""
-    if whose == "draft":
-        return OTHER_DRAFT
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-
-    return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
 
 
 def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> PageGeometry:
@@ -94,44 +47,6 @@ def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int, code
     except ValueError as error:
         raise ConfigError(f"host.codec: {error}; remove it, or choose another --kv-cache-dtype") from None
     return structs.replace(plain, codec=codec, coded_layer_bytes=coded.layer_bytes)
-
-
-def planes_of(kvcache: Any, drafts: Sequence[Any] = ()) -> list[list[torch.Tensor]]:
-    """The buffers of every layer of a page, as of `layer_planes`: those of the models that draft first, then the
-    model's own.
-
-    Layers are copied in this order, and a forward of the model waits for its last one before any draft is made. So a
-    draft's are there by then, though SGLang has nothing wait for them. Raises ConfigError where a draft's are not of
-    the model's kind.
-    """
-    own = layer_planes(kvcache)
-    of_drafts = [planes for pool in drafts for planes in layer_planes(pool, "draft")]
-    for planes in of_drafts:
-        if [_kind(plane) for plane in planes] != [_kind(plane) for plane in own[0]]:
-            remedy = ONE_DTYPE if planes[0].dtype != own[0][0].dtype else OTHER_DRAFT
-            raise ConfigError(
-                f"--speculative-algorithm: the draft keeps other KV rows than the model ({_described(planes)} instead "
-                f"of {_described(own[0])}), which is not supported; {remedy}"
-            )
-    return [*of_drafts, *own]
-
-
-def _kind(plane: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(plane.shape), plane.stride(), plane.dtype
-
-
-def _described(planes: Sequence[torch.Tensor]) -> str:
-    rows, *shape = planes[0].shape
-    return f"{rows} of {len(planes)} x {' x '.join(map(str, shape))} {str(planes[0].dtype).removeprefix('torch.')}"
-
-
-def row_shape(kvcache: Any) -> tuple[int, int]:
-    """(heads, dimensions of one) of a token's row in a plane; latent rows are one head, which all share."""
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
-
-    if isinstance(kvcache, MLATokenToKVPool):
-        return 1, kvcache.kv_cache_dim
-    return kvcache.head_num, kvcache.head_dim
 
 
 def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -11,8 +11,9 @@ import torch
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
 from .accelerator_pool import open_cuda_pool
-from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool, planes_of
+from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 from .encoded_pool import EncodedPool
+from .kept import planes_of
 from .supported import OTHER_DRAFT, drafts_by_model
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Which models and modes of SGLang the tiers can carry. Others are refused in one line before a weight is loaded.
 
-What is not refused here and may not be carried either is refused by `device_pool.layer_planes`, which sees the pool
+What is not refused here and may not be carried either is refused by `kept.layer_planes`, which sees the pool
 itself. docs/models.md says of each kind whether it works, and which test holds that.
 """
 

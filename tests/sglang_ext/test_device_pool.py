@@ -48,7 +48,7 @@ def latent_pool(**changes: Any) -> Any:
 
 
 def test_latent_rows_are_pages_of_one_plane() -> None:
-    from swift_tiers.sglang_ext.pools.device_pool import row_shape
+    from swift_tiers.sglang_ext.pools.kept import row_shape
     from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
     pool = latent_pool()
