@@ -43,7 +43,10 @@ def prepare_page_hash() -> bool:
 def around_native_hash(original: Any, token_ids: Any, prior_digest: bytes | None, page_size: int | None = None) -> Any:
     """Hook around SGLang's `get_native_hash`."""
     if prepare_page_hash():
-        return original(token_ids, prior_digest, page_size)
+        try:
+            return original(token_ids, prior_digest, page_size)
+        except IndexError:
+            pass  # a negative id, which any client may send: what is raised here would end the server
     from sglang.srt.mem_cache.cpp_utils.native_hash import _native_hash_input
 
     raw, length, unit_width, is_bigram = _native_hash_input(token_ids)
@@ -57,11 +60,9 @@ def page_hashes(
 
     `raw`: array of 4- or 8-byte integers; a token is `unit_width` of them, or, with `is_bigram`, a pair of
     neighbours. Each digest is over the digest before it and the tokens as 32-bit little-endian words, or, where one
-    does not fit, a tag and 64-bit words.
+    does not fit, a tag and 64-bit words. Negative ids, for which SGLang's has no hash, are words beyond all others.
     """
     words = np.frombuffer(raw, dtype=np.uint32 if raw.itemsize == 4 else np.uint64)
-    if words.dtype == np.uint64 and len(words) and int(words.max()) > 2**63 - 1:
-        raise IndexError("token id must be a non-negative int64")
     narrow = words.astype("<u4", copy=False)
     wide = bool(words.dtype == np.uint64 and len(words) and int(words.max()) >= 2**32)
     digests = []

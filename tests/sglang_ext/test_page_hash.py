@@ -68,6 +68,24 @@ def test_tokens_of_two_words(compiled, tokens):
     assert page_hash.page_hashes(raw, len(tokens) // 2, 2, False, None, 3) == expected
 
 
+@given(tokens=st.lists(st.integers(-(2**63), 2**62), min_size=1, max_size=24), place=st.integers(0, 23))
+@settings(max_examples=examples(100), deadline=None)
+def test_prompts_that_differ_in_a_negative_id_have_other_hashes(tokens, place):
+    """SGLang's raises for these, which would end the server: a client may send any numbers."""
+    place %= len(tokens)
+
+    def hashes(tokens: list[int]) -> list[str]:
+        def original(*_: Any) -> Any:
+            raise IndexError("token id must be a non-negative int64")
+
+        return page_hash.around_native_hash(original, array("q", tokens), None, 3)
+
+    others = [*tokens[:place], -1 if tokens[place] != -1 else 2**32 - 1, *tokens[place + 1 :]]
+    page = place // 3
+    assert hashes(tokens)[:page] == hashes(others)[:page]
+    assert not set(hashes(tokens)[page:]) & set(hashes(others)[page:])
+
+
 def test_a_machine_without_a_compiler_hashes_in_python(monkeypatch):
     from sglang.srt.mem_cache.cpp_utils import native_hash
 

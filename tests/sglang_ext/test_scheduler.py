@@ -238,6 +238,18 @@ def aborted_while_held(s):
     quiet(s)
 
 
+def ids_of_no_token_are_taken_in(s):
+    """As without tiers: a client may send any numbers (labels of a training run are filled up with -100)."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    for token_id in (-1, -100, -(2**63), 2**62, 2**32, 2**31):
+        req = s.add([*prompt(65, 40), token_id, *prompt(65, 40)])
+        s.scheduler.abort_request(AbortReq(rid=req.rid))
+    s.step()
+    assert not s.scheduler.waiting_queue
+    assert not s.linker.requests
+
+
 def aborted_while_running(s):
     from sglang.srt.managers.io_struct import AbortReq
 
@@ -842,6 +854,7 @@ def scheduler(tmp_path_factory, directories):
         a_missed_deadline_is_recomputed,
         another_of_its_id_is_refused,
         aborted_while_held,
+        ids_of_no_token_are_taken_in,
         aborted_while_running,
         flush_cache_keeps_ssd,
         a_failing_load_fails_its_request_alone,
