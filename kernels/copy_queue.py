@@ -8,7 +8,7 @@ use.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from .cuda_runtime import CudaRuntime, Rows, cuda_runtime
 from .page_digest import digest_bytes, page_digests, pool_digests
-from .page_gather import PageLists, page_lists
+from .page_gather import ListedCopy, PageLists, page_lists
 from .piece_copy import copy_pieces
 from .pool_planes import PoolPlanes
 
@@ -32,16 +32,6 @@ class QueueMark(Protocol):
 
     def synchronize(self) -> None:
         """Return once the queue has come to the mark."""
-
-
-class ListedCopy(Protocol):
-    """Between a pool and a slab, of any list of pages: a `PageCopy`, or a `PageCode`, which codes them besides."""
-
-    def prepare(self) -> None:
-        """Compile and load what `run` launches; nothing is copied."""
-
-    def run(self, lists: PageLists, most_programs: int | None = None) -> None:
-        """On the current stream, of these pages."""
 
 
 class CopyQueue(ABC):
@@ -85,8 +75,8 @@ class CopyQueue(ABC):
         in its turn, and is waited for."""
 
     @abstractmethod
-    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
-        """By a kernel: of pages of a pool where they lie, see `page_digest.pool_digests`; int64 [n, 2]. Comes in its
+    def pool_digests(self, pools: Sequence[PoolPlanes], pages: np.ndarray) -> np.ndarray:
+        """By a kernel: of pages of pools where they lie, see `page_digest.pool_digests`; int64 [n, 2]. Comes in its
         turn, and is waited for."""
 
     @abstractmethod
@@ -208,9 +198,9 @@ class _CudaQueue(CopyQueue):
         with torch.cuda.stream(self._stream):
             return digest_bytes(page_digests(slab, slots, nbytes))
 
-    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
+    def pool_digests(self, pools: Sequence[PoolPlanes], pages: np.ndarray) -> np.ndarray:
         with torch.cuda.stream(self._stream):
-            return pool_digests(pool, pages).cpu().numpy()
+            return pool_digests(pools, pages).cpu().numpy()
 
     def mark(self) -> QueueMark:
         return _marked(self._stream)

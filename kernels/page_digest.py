@@ -20,6 +20,8 @@ whose page this is: key and namespace are verified apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -89,35 +91,39 @@ def prepare_digests(slab: torch.Tensor, nbytes: int) -> None:
         prepare_digests_triton(slab, nbytes)
 
 
-def digests_pool(pool: PoolPlanes) -> bool:
-    """Whether `pool_digests` takes this pool: one whose rows are whole words at their own places."""
-    return pool.row_bytes % 8 == 0 and pool.alignment % 8 == 0
+def digests_pools(pools: Sequence[PoolPlanes]) -> bool:
+    """Whether `pool_digests` takes these pools: those whose rows are whole words at their own places."""
+    return all(pool.row_bytes % 8 == 0 and pool.alignment % 8 == 0 for pool in pools)
 
 
-def pool_digests(pool: PoolPlanes, pages: Indices) -> torch.Tensor:
-    """The digests that pages of a pool have as block-major pages (`page_gather`), read where they lie: int64 [n, 2], on
-    the pool's device. On the current stream; `pages` as with `gather_pages`. Raises ValueError for a pool without."""
-    if not digests_pool(pool):
+def pool_digests(pools: Sequence[PoolPlanes], pages: Indices) -> torch.Tensor:
+    """The digests that pages have as block-major pages (`page_gather`) with what each pool has of them, one after the
+    other, read where they lie: int64 [n, 2], on the pools' device. On the current stream; `pages` as with
+    `gather_pages`. Raises ValueError for pools without."""
+    if not digests_pools(pools):
         raise ValueError("pages whose rows are no whole words have no digest where they lie; gather them")
-    chosen = as_indices(pages, pool.pool_pages, pool.device, "pool pages")
+    device = pools[0].device
+    chosen = as_indices(pages, min(pool.pool_pages for pool in pools), device, "pool pages")
     if not len(chosen):
-        return torch.empty((0, 2), dtype=torch.int64, device=pool.device)
-    if pool_planes.by_kernel(pool.device):
+        return torch.empty((0, 2), dtype=torch.int64, device=device)
+    if pool_planes.by_kernel(device):
         from .page_digest_triton import pool_digests_triton
 
-        return pool_digests_triton(pool, chosen)
-    slab = torch.empty((len(chosen), pool.page_bytes), dtype=torch.uint8, device=pool.device)
-    rows = torch.arange(len(chosen), device=pool.device)
-    copy_pages_plain(pool, chosen, slab, rows, range(pool.layers), 0, True)
-    return page_digests_plain(slab, rows, pool.page_bytes, 0)
+        return pool_digests_triton(pools, chosen)
+    slab = torch.empty((len(chosen), sum(pool.page_bytes for pool in pools)), dtype=torch.uint8, device=device)
+    rows, offset = torch.arange(len(chosen), device=device), 0
+    for pool in pools:
+        copy_pages_plain(pool, chosen, slab, rows, range(pool.layers), offset, True)
+        offset += pool.page_bytes
+    return page_digests_plain(slab, rows, offset, 0)
 
 
-def prepare_pool_digests(pool: PoolPlanes) -> None:
+def prepare_pool_digests(pools: Sequence[PoolPlanes]) -> None:
     """Compile and load what `pool_digests` launches, on the current stream; nothing is read."""
-    if pool_planes.by_kernel(pool.device):
+    if pool_planes.by_kernel(pools[0].device):
         from .page_digest_triton import prepare_pool_digests_triton
 
-        prepare_pool_digests_triton(pool)
+        prepare_pool_digests_triton(pools)
 
 
 def digest_bytes(digests: torch.Tensor) -> list[bytes]:

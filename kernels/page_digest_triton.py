@@ -8,6 +8,7 @@ the second kernel: no atomics, nothing to be zeroed before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,9 +92,12 @@ def sum_parts(
 def sum_planes(
     table,  # int64 *: the address of each plane's first row
     pages,  # int64 *
-    sums,  # uint64 * [count, PLANES, 2]
+    sums,  # uint64 * [count, PARTS, 2]
     count,  # pages
     PLANES: tl.constexpr,
+    FIRST_PART: tl.constexpr,  # of the page that is summed here, a part for each plane
+    PARTS: tl.constexpr,  # of a whole page
+    FIRST_WORD: tl.constexpr,  # of the page, in the first of these planes
     PIECES: tl.constexpr,  # runs of a page in a plane
     PIECE_WORDS: tl.constexpr,
     PIECE_STRIDE: tl.constexpr,  # bytes from one to the next
@@ -107,7 +111,7 @@ def sum_planes(
         plane = item % PLANES
         page = tl.load(pages + item // PLANES)
         begin = tl.load(table + plane) + page * PAGE_STRIDE
-        before = plane * WORDS  # words of the page in planes before this one
+        before = FIRST_WORD + plane * WORDS  # words of the page in planes before this one
         a = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
         b = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
         for tile in range(TILES):
@@ -120,7 +124,7 @@ def sum_planes(
                 words = place.to(tl.pointer_type(tl.uint64))
             word = tl.load(words, mask=there, other=0)
             a, b = with_words(a, b, word, index + before, there)
-        store_sums(sums + item * 2, a, b)
+        store_sums(sums + ((item // PLANES) * PARTS + FIRST_PART + plane) * 2, a, b)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sums", "digests"])
@@ -170,46 +174,57 @@ def finish_constants(nbytes: int, parts: int) -> dict[str, Any]:
     return {"NBYTES": nbytes, "PARTS": parts, "PAGES": pages, "COLUMNS": columns}
 
 
-def pool_constants(pool: PoolPlanes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The constants of both kernels for pages of a pool."""
-    pieces, piece_bytes = pieces_of(pool.page_size, pool.row_bytes, pool.row_stride)
-    summing = {
-        "PLANES": len(pool.flat),
-        "PIECES": pieces,
-        "PIECE_WORDS": piece_bytes // 8,
-        "PIECE_STRIDE": pool.row_stride,
-        "PAGE_STRIDE": pool.page_size * pool.row_stride,
-        "ALIGNMENT": min(pool.alignment, alignment_of(pool.page_size * pool.row_stride)),
-        "TILE_WORDS": min(TILE_WORDS, triton.next_power_of_2(pieces * piece_bytes // 8)),
-    }
-    return summing, finish_constants(pool.page_bytes, len(pool.flat))
+def pool_constants(pools: Sequence[PoolPlanes]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The constants of both kernels, of the first for each pool, for pages of which the pools have parts."""
+    summing = list[dict[str, Any]]()
+    parts, words = sum(len(pool.flat) for pool in pools), 0
+    for pool in pools:
+        pieces, piece_bytes = pieces_of(pool.page_size, pool.row_bytes, pool.row_stride)
+        summing.append(
+            {
+                "PLANES": len(pool.flat),
+                "FIRST_PART": sum(known["PLANES"] for known in summing),
+                "PARTS": parts,
+                "FIRST_WORD": words,
+                "PIECES": pieces,
+                "PIECE_WORDS": piece_bytes // 8,
+                "PIECE_STRIDE": pool.row_stride,
+                "PAGE_STRIDE": pool.page_size * pool.row_stride,
+                "ALIGNMENT": min(pool.alignment, alignment_of(pool.page_size * pool.row_stride)),
+                "TILE_WORDS": min(TILE_WORDS, triton.next_power_of_2(pieces * piece_bytes // 8)),
+            }
+        )
+        words += pool.page_bytes // 8
+    return summing, finish_constants(8 * words, parts)
 
 
-def pool_digests_triton(pool: PoolPlanes, pages: torch.Tensor) -> torch.Tensor:
-    """As `page_digest.pool_digests` says, by the kernels, on the pool's device; in host memory they are interpreted."""
-    count, planes, device = len(pages), len(pool.flat), pool.device
-    summing, finishing = pool_constants(pool)
-    sums = torch.empty((count, planes, 2), dtype=torch.int64, device=device).view(torch.uint64)
+def pool_digests_triton(pools: Sequence[PoolPlanes], pages: torch.Tensor) -> torch.Tensor:
+    """As `page_digest.pool_digests` says, by the kernels, on the pools' device; in host memory they are interpreted."""
+    count, device = len(pages), pools[0].device
+    summing, finishing = pool_constants(pools)
+    sums = torch.empty((count, finishing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
     digests = torch.empty((count, 2), dtype=torch.int64, device=device)
-    step = max(1, COUNT_LIMIT // planes)
-    for start in range(0, count, step):
-        some, part_sums = pages[start : start + step], sums[start : start + step]
-        programs = programs_for(device, len(some) * planes)
-        launch(sum_planes, device, programs, pool.table, some, part_sums, len(some), **summing)
+    for pool, constants in zip(pools, summing, strict=True):
+        step = max(1, COUNT_LIMIT // len(pool.flat))
+        for start in range(0, count, step):
+            some, part_sums = pages[start : start + step], sums[start : start + step]
+            programs = programs_for(device, len(some) * len(pool.flat))
+            launch(sum_planes, device, programs, pool.table, some, part_sums, len(some), **constants)
     launch(
         finish_digests, device, cdiv(count, finishing["PAGES"]), sums, digests.view(torch.uint64), count, **finishing
     )
     return digests
 
 
-def prepare_pool_digests_triton(pool: PoolPlanes) -> None:
+def prepare_pool_digests_triton(pools: Sequence[PoolPlanes]) -> None:
     """Launches over no pages: what is compiled for them is what `pool_digests_triton` launches."""
-    device = pool.device
-    summing, finishing = pool_constants(pool)
+    device = pools[0].device
+    summing, finishing = pool_constants(pools)
     pages = torch.zeros(1, dtype=torch.int64, device=device)
-    sums = torch.zeros((1, len(pool.flat), 2), dtype=torch.int64, device=device).view(torch.uint64)
+    sums = torch.zeros((1, finishing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
     digests = torch.zeros((1, 2), dtype=torch.int64, device=device).view(torch.uint64)
-    launch(sum_planes, device, 1, pool.table, pages, sums, 0, **summing)
+    for pool, constants in zip(pools, summing, strict=True):
+        launch(sum_planes, device, 1, pool.table, pages, sums, 0, **constants)
     launch(finish_digests, device, 1, sums, digests, 0, **finishing)
 
 

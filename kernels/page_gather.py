@@ -10,7 +10,7 @@ reads or writes across the link itself (zero-copy).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -48,6 +48,16 @@ def page_lists(pool: PoolPlanes, pages: Indices, slab: torch.Tensor, slots: Indi
         return PageLists(*(pool_planes.uploaded(one, pool.device) for one in found))
     both = pool_planes.uploaded(torch.stack(found), pool.device)
     return PageLists(both[0], both[1])
+
+
+class ListedCopy(Protocol):
+    """Between a pool and a slab, of any list of pages: a `PageCopy`, or a `PageCode`, which codes them besides."""
+
+    def prepare(self) -> None:
+        """Compile and load what `run` launches; nothing is copied."""
+
+    def run(self, lists: PageLists, most_programs: int | None = None) -> None:
+        """On the current stream, of these pages."""
 
 
 class PageCopy:
@@ -90,6 +100,21 @@ class PageCopy:
             self._kernel.run(*lists, most_programs)
         else:
             copy_pages_plain(self.pool, lists.pages, self.slab, lists.slots, self.layers, self.offset, self.out)
+
+
+class JoinedCopies:
+    """Several copies between a slab and pools, each of another part of a page, to be made of the same lists."""
+
+    def __init__(self, *copies: ListedCopy) -> None:
+        self.copies = copies
+
+    def prepare(self) -> None:
+        for copy in self.copies:
+            copy.prepare()
+
+    def run(self, lists: PageLists, most_programs: int | None = None) -> None:
+        for copy in self.copies:
+            copy.run(lists, most_programs)
 
 
 def gather_pages(

@@ -28,13 +28,10 @@ from .build.start_checks import check_start, server_name, without_a_bus_that_can
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import (
     check_capability,
-    check_draft,
     check_model,
     check_modes,
     check_speculation,
     check_windows,
-    draft_config_of,
-    drafts_by_model,
 )
 
 logger = logging.getLogger(__name__)
@@ -121,8 +118,6 @@ def check_capabilities(server_args: Any, previous: Any) -> None:
 
         with _refusing(server_args):
             check_capability(view, model_config_of(server_args))
-            if drafts_by_model(view.speculative_algorithm):
-                check_draft(view, model_config_of(server_args), draft_config_of(server_args, view))
             _check_chunk(view.chunked_prefill_size, view.page_size)
 
 

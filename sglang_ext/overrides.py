@@ -150,7 +150,7 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(
             "sglang.srt.configs.model_config.ModelConfig.from_server_args",
             ("server_args", "model_path", "model_revision", "is_draft_model", "context_length", "kwargs"),
-            "refuse a draft whose KV fits no page before a weight is loaded",
+            "have the configuration of a draft in the namespace",
         ),
     )
 

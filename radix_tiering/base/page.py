@@ -1,7 +1,8 @@
 """Pages: what is keyed, moved and stored.
 
 A page is the KV of `page_size` consecutive tokens, all layers, K and V. Below the device it is kept block-major:
-its bytes in one contiguous run `[layer][plane][token][kv_head][head_dim]`, so that one layer is a slice.
+its bytes in one contiguous run `[layer][plane][token][kv_head][head_dim]`, so that one layer is a slice. What else a
+model keeps of these tokens, in rows of other sizes, lies in front of the layers.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     row_bytes: int  # of one token in one layer of one plane on the device: kv_heads * head_dim * dtype size
     codec: str = ""  # "fp8", "int8" or "int4", which lose something; empty: every byte is the device's
     coded_layer_bytes: int = 0  # of a layer in that codec
+    front_bytes: int = 0  # in front of the layers, as they are on the device
+    front_split: bool = False  # whether tensor-parallel ranks keep different parts of these
 
     @property
     def layer_bytes(self) -> int:
@@ -50,7 +53,7 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def page_bytes(self) -> int:
-        return self.layers * self.layer_bytes
+        return self.front_bytes + self.layers * self.layer_bytes
 
     @property
     def device_layer_bytes(self) -> int:
@@ -60,12 +63,22 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def device_page_bytes(self) -> int:
         """Of a page on the device."""
-        return self.layers * self.device_layer_bytes
+        return self.front_bytes + self.layers * self.device_layer_bytes
 
     @property
     def stride_bytes(self) -> int:
         """Distance between two pages in a slab: whole blocks, so that direct I/O can use the slab itself."""
         return round_up(self.page_bytes, BLOCK_BYTES)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each tensor-parallel rank has all of a page: a latent that K and V share, and a front alike."""
+        return self.planes == 1 and not self.front_split
+
+    def span(self, layers: range) -> slice:
+        """The bytes of neighbouring layers in a page; what lies in front comes with the first one."""
+        begin, end = (self.front_bytes + layer * self.layer_bytes for layer in (layers.start, layers.stop))
+        return slice(begin if layers.start else 0, end)
 
 
 class Namespace(msgspec.Struct, frozen=True):

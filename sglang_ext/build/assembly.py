@@ -84,12 +84,12 @@ class Rank(NamedTuple):
         return f"tp{self.tensor}/{self.tensor_size}"
 
     def identity_of(self, geometry: PageGeometry) -> str:
-        """The same, where KV is of this geometry: of a latent that K and V share (MLA) all ranks have all of it."""
+        """The same, where KV is of this geometry: of some (MLA) all ranks have all of it."""
         return f"tp*/{self.tensor_size}" if self.has_all_of(geometry) else self.identity
 
     def has_all_of(self, geometry: PageGeometry) -> bool:
         """Whether every rank has the same KV, of several."""
-        return geometry.planes == 1 and self.tensor_size > 1
+        return geometry.is_whole and self.tensor_size > 1
 
     def shares(self, geometry: PageGeometry) -> bool:
         """Whether it is this rank that writes what others can read: of several that have the same KV, the first."""

@@ -83,7 +83,10 @@ def attention_backends(server_args: Any) -> str:
     """Those that write and read the KV of prompts and of answers, whether they were named or are SGLang's choice."""
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, resolving_view
 
-    return ", ".join(map(str, attention_backends_of(resolving_view(server_args))))
+    view = resolving_view(server_args)
+    # Those of sparse attention (DSA) do what it is named for.
+    sparse = [name for name in (view.dsa_prefill_backend, view.dsa_decode_backend) if name is not None]
+    return ", ".join(map(str, (*attention_backends_of(view), *sparse)))
 
 
 def server_namespace(

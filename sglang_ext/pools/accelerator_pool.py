@@ -28,15 +28,14 @@ from swift_tiers.kernels.copy_queue import (
     Accelerator,
     CopyQueue,
     CudaAccelerator,
-    ListedCopy,
     QueueMark,
     addresses,
 )
 from swift_tiers.kernels.load_programs import measure_load_programs
 from swift_tiers.kernels.page_codec import Codec, PageCode
 from swift_tiers.kernels.page_copy import runs
-from swift_tiers.kernels.page_digest import digests_pool, prepare_digests, prepare_pool_digests
-from swift_tiers.kernels.page_gather import PageCopy, PageLists
+from swift_tiers.kernels.page_digest import digests_pools, prepare_digests, prepare_pool_digests
+from swift_tiers.kernels.page_gather import JoinedCopies, ListedCopy, PageCopy, PageLists
 from swift_tiers.kernels.piece_copy import prepare_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
@@ -93,9 +92,10 @@ class AcceleratorPool(DevicePool):
         page_size: int,
         accelerator: Accelerator,
         codec: str = "",
+        front: Sequence[PoolPlanes] = (),
     ) -> None:
-        """`codec`: in which pages are kept below; empty: as they are."""
-        super().__init__(layers, page_size, codec)
+        """`codec` and `front` as of any pool."""
+        super().__init__(layers, page_size, codec, front)
         self._codec = Codec.named(codec) if codec else None
         #: Of a kernel that reads host memory; None: as many as the device holds. `prepare` measures it.
         self.load_programs: int | None = None
@@ -107,7 +107,7 @@ class AcceleratorPool(DevicePool):
         self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
         #: Whether loads go by the copy engine, lists of pages in one call, by way of staging memory.
         self._listed = accelerator.copies_lists and self.geometry.page_bytes >= LISTED_BYTES
-        self._strip_layers = strip_layers(self.geometry.layers, self.geometry.layer_bytes)
+        self._strip_layers = range(strip_layers(self.geometry.layers, self.geometry.layer_bytes))
 
     def _side(self) -> CopySide:
         if not hasattr(self._sides, "side"):
@@ -133,7 +133,11 @@ class AcceleratorPool(DevicePool):
         ]
         if staging is not None and self._listed:
             copies.append(self._copy_of(staging, self._all_layers, out=False))
-            copies.append(self._copy_of(self._strips(staging), range(self._strip_layers), 0, out=False))
+            strips = self._strips(staging)
+            # Of the first layers, with what lies in front of them, and of others.
+            copies.append(self._copy_of(strips, self._strip_layers, 0, out=False))
+            if self.geometry.layers > 1:
+                copies.append(self._copy_of(strips, self._all_layers[1:2], 0, out=False))
         if self.landing is not None:
             copies.append(self._copy_of(self.landing, self._all_layers, out=False))
         if self.outgoing is not None:
@@ -142,7 +146,7 @@ class AcceleratorPool(DevicePool):
         for copy in copies:
             copy.prepare()
         if self.has_digests:
-            prepare_pool_digests(self._pool)
+            prepare_pool_digests(self._pools)
         if self.landing is not None:
             prepare_pieces(self.landing.view(-1))
             prepare_digests(self.landing, self.geometry.page_bytes)
@@ -189,8 +193,17 @@ class AcceleratorPool(DevicePool):
         found = self._copies.get(key)
         if found is None:
             # It keeps the slab, so no other one can have its address.
-            found = self._copies[key] = self._copy_between(self._pool, slab, layers, offset, out=out)
+            found = self._copies[key] = self._make_copy(slab, layers, offset, out=out)
         return found
+
+    def _make_copy(self, slab: torch.Tensor, layers: range, offset: int | None, *, out: bool) -> ListedCopy:
+        begin = self.geometry.span(layers).start if offset is None else offset
+        fronts = []
+        for planes in self.front if layers.start == 0 else ():
+            fronts.append(PageCopy(planes, slab, None, begin, out=out))
+            begin += planes.page_bytes
+        copy = self._copy_between(self._pool, slab, layers, begin, out=out)
+        return JoinedCopies(*fronts, copy) if fronts else copy
 
     def _copy_between(
         self,
@@ -208,10 +221,15 @@ class AcceleratorPool(DevicePool):
     @property
     def has_digests(self) -> bool:
         # What a codec makes of a page is not known before it is loaded.
-        return self._codec is None and digests_pool(self._pool)
+        return self._codec is None and digests_pools(self._pools)
 
     def digests(self, pages: np.ndarray) -> np.ndarray:
-        return self._side().kernels.pool_digests(self._pool, pages)
+        return self._side().kernels.pool_digests(self._pools, pages)
+
+    @property
+    def _pools(self) -> list[PoolPlanes]:
+        """Of a page's parts, one after the other."""
+        return [*self.front, self._pool]
 
     @property
     def _all_layers(self) -> range:
@@ -298,7 +316,8 @@ class AcceleratorPool(DevicePool):
         emptied: list[QueueMark | None] = [None, None]
         turns = itertools.cycle((0, 1))
         for layers in groups:
-            width, strip = len(layers) * layer_bytes, sources + np.uint64(layers.start * layer_bytes)
+            part_of_page = self.geometry.span(layers)
+            width, strip = part_of_page.stop - part_of_page.start, sources + np.uint64(part_of_page.start)
             copies = [self._copy_of(half, layers, 0, out=False) for half in halves]
             for part, pages_of_it in zip(parts, some_pages, strict=True):
                 turn = next(turns)
@@ -314,8 +333,8 @@ class AcceleratorPool(DevicePool):
                 layer_done(layer, mark)
 
     def _strips(self, half: torch.Tensor) -> torch.Tensor:
-        """A half of the staging memory as rows of `_strip_layers` each."""
-        width = self._strip_layers * self.geometry.layer_bytes
+        """A half of the staging memory as rows of `_strip_layers` each, with what lies in front of the first one."""
+        width = self.geometry.span(self._strip_layers).stop
         rows = half.numel() // width
         return half.view(-1)[: rows * width].view(rows, width)
 
@@ -330,7 +349,7 @@ class AcceleratorPool(DevicePool):
         if self.accelerator.page_locked(whole):
             yield whole, pages, slots, True
             return
-        part = slice(layers.start * self.geometry.layer_bytes, layers.stop * self.geometry.layer_bytes)
+        part = self.geometry.span(layers)
         used: list[QueueMark | None] = [None, None]
         for number, start in enumerate(range(0, len(pages), side.rows)):
             half, before = side.locked[number % 2], used[number % 2]
@@ -428,6 +447,8 @@ class AcceleratorPool(DevicePool):
             take()
 
 
-def open_cuda_pool(layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> AcceleratorPool:
+def open_cuda_pool(
+    layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "", front: Sequence[PoolPlanes] = ()
+) -> AcceleratorPool:
     """A pool on a CUDA device, which `prepare` measures."""
-    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device), codec=codec)
+    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device), codec, front)

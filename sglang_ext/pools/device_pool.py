@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from msgspec import structs
 from swift_tiers.kernels.copy_queue import Accelerator, QueueMark
 from swift_tiers.kernels.page_codec_layout import Codec, EncodedLayout
 from swift_tiers.kernels.page_copy import copy_in, copy_out
-from swift_tiers.kernels.pool_planes import PoolPlanes
+from swift_tiers.kernels.pool_planes import VECTOR_BYTES, PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
@@ -30,19 +31,32 @@ LayerDone = Callable[[int, QueueMark | None], None]
 Came = Callable[[np.ndarray], None]
 
 
-def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> PageGeometry:
-    """The geometry of a page of this pool, kept in `codec` below the device. Raises ConfigError if layers or planes
-    differ in size, or have values that are not to be coded."""
+def pool_geometry(
+    layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "", front: Sequence[PoolPlanes] = ()
+) -> PageGeometry:
+    """The geometry of a page of this pool, kept in `codec` below the device. `front`: what lies in front of its layers,
+    which is not coded. Raises ConfigError if layers or planes differ in size, or have values that are not to be coded.
+    """
     row_bytes = {plane[0].numel() * plane.element_size() for planes in layers for plane in planes}
     if len(row_bytes) != 1 or len({len(planes) for planes in layers}) != 1:
         raise ConfigError(
             "--enable-swift-tiers: the model's layers keep KV rows of different sizes, which is not supported: "
             "remove the flag"
         )
-    plain = PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
+    plain = PageGeometry(
+        layers=len(layers),
+        planes=len(layers[0]),
+        tokens=page_size,
+        row_bytes=row_bytes.pop(),
+        front_bytes=sum(planes.page_bytes for planes in front),
+        # Latent rows and index keys are one tensor a layer, and every rank's; K and V are a rank's heads.
+        front_split=any(planes.planes > 1 for planes in front),
+    )
     if not codec:
         return plain
     try:
+        if plain.front_bytes % VECTOR_BYTES:
+            raise ValueError(f"what lies in front of a page's layers is no multiple of {VECTOR_BYTES} bytes")
         coded = EncodedLayout.of(PoolPlanes(layers, page_size), Codec.named(codec))
     except ValueError as error:
         raise ConfigError(f"host.codec: {error}; remove it, or choose another --kv-cache-dtype") from None
@@ -71,20 +85,23 @@ class DevicePool(ABC):
     landing: torch.Tensor | None = None
     #: Where pages wait for donors' devices to store them; None where nothing is stored so.
     outgoing: OutgoingMemory | None = None
-    #: How many layers of a page, its first ones, are of models that draft (`planes_of`).
-    draft_layers: int = 0
+    #: Whether a model drafts, whose KV lies in front of the layers.
+    drafts: bool = False
 
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> None:
-        """`codec`: in which pages are kept below the device; empty: as they are."""
-        self.geometry = pool_geometry(layers, page_size, codec)
+    def __init__(
+        self,
+        layers: Sequence[Sequence[torch.Tensor]],
+        page_size: int,
+        codec: str = "",
+        front: Sequence[PoolPlanes] = (),
+    ) -> None:
+        """`codec`: in which pages are kept below the device; empty: as they are. `front`: what lies in front of a
+        page's layers (`kept.front_of`); it is copied with the first of them."""
+        self.geometry = pool_geometry(layers, page_size, codec, front)
         self.page_size = page_size
-        self.pool_pages = layers[0][0].shape[0] // page_size
+        self.pool_pages = min(layers[0][0].shape[0] // page_size, *(planes.pool_pages for planes in front), sys.maxsize)
         self.device = layers[0][0].device
-
-    @property
-    def model_layers(self) -> int:
-        """Layers of a page that are of the model itself, which a forward waits for one by one."""
-        return self.geometry.layers - self.draft_layers
+        self.front = tuple(front)
 
     def page_indices(self, rows: torch.Tensor) -> np.ndarray:
         """The pool page of each `page_size` rows: int64 [pages].
@@ -194,10 +211,13 @@ class DevicePool(ABC):
 class HostMemoryPool(DevicePool):
     """A pool in host memory: plain copies, one layer after the other."""
 
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
-        super().__init__(layers, page_size)
+    def __init__(
+        self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, front: Sequence[PoolPlanes] = ()
+    ) -> None:
+        super().__init__(layers, page_size, front=front)
         self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
-        self._flat = [plane for planes in self._arrays for plane in planes]
+        self._fronts = [as_pages(plane, planes.page_size).numpy() for planes in front for plane in planes.flat]
+        self._flat = [*self._fronts, *(plane for planes in self._arrays for plane in planes)]
 
     def _copy_out(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
@@ -217,7 +237,8 @@ class HostMemoryPool(DevicePool):
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
         wait_for(after)
-        copy_in(self._arrays[layer], pages, slab, slots, layer * self.geometry.layer_bytes)
+        planes = self._arrays[layer] if layer else [*self._fronts, *self._arrays[0]]
+        copy_in(planes, pages, slab, slots, self.geometry.span(range(layer, layer + 1)).start)
 
 
 class BlockMajorPool(DevicePool):

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.page_codec import Codec, decode_pages, encode_pages
+from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
-from .device_pool import Came, DevicePool, LayerDone, wait_for
+from .device_pool import Came, DevicePool, LayerDone, as_pages, wait_for
 
 #: Pages coded at a time: what lies between the two ends stays in a core's cache.
 CODED_TOGETHER = 8
@@ -20,9 +21,16 @@ CODED_TOGETHER = 8
 class EncodedPool(DevicePool):
     """Of either layout. In plain torch, on the thread that copies."""
 
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str) -> None:
-        super().__init__(layers, page_size, codec)
+    def __init__(
+        self,
+        layers: Sequence[Sequence[torch.Tensor]],
+        page_size: int,
+        codec: str,
+        front: Sequence[PoolPlanes] = (),
+    ) -> None:
+        super().__init__(layers, page_size, codec, front)
         self._codec = Codec.named(codec)
+        self._fronts = [as_pages(plane, planes.page_size).numpy() for planes in front for plane in planes.flat]
         self._planes = PoolPlanes(layers, page_size)
 
     def _copy_out(
@@ -30,9 +38,10 @@ class EncodedPool(DevicePool):
     ) -> None:
         wait_for(after)
         whole = torch.from_numpy(slab)
+        copy_out(self._fronts, pages, slab, slots)
         for start in range(0, len(pages), CODED_TOGETHER):
             some = slice(start, start + CODED_TOGETHER)
-            encode_pages(self._planes, pages[some], whole, slots[some], self._codec)
+            encode_pages(self._planes, pages[some], whole, slots[some], self._codec, offset=self.geometry.front_bytes)
 
     def _copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
@@ -46,4 +55,7 @@ class EncodedPool(DevicePool):
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
         wait_for(after)
-        decode_pages(self._planes, pages, torch.from_numpy(slab), slots, self._codec, range(layer, layer + 1))
+        if layer == 0:
+            copy_in(self._fronts, pages, slab, slots, 0)
+        some, offset = range(layer, layer + 1), self.geometry.front_bytes + layer * self.geometry.layer_bytes
+        decode_pages(self._planes, pages, torch.from_numpy(slab), slots, self._codec, some, offset)

@@ -1,4 +1,4 @@
-"""What SGLang's KV pools keep, as buffers of layers."""
+"""What SGLang's KV pools keep, as buffers of layers, and what lies in front of these in a page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
-from .supported import ONE_DTYPE, OTHER_DRAFT, PLAIN_WINDOWS
+from .supported import OTHER_DRAFT, PLAIN_WINDOWS
 
 
 def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]:
@@ -17,13 +18,14 @@ def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]
     or, of multi-head latent attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part
     is V.
 
-    Raises ConfigError for a pool whose bytes mean more than that: scaled, vectorised, hybrid ones, parts of one.
+    Raises ConfigError for a pool whose bytes mean more than that, and than `index_planes`: scaled, vectorised, hybrid
+    ones, parts of one.
     """
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 
     from .shared_pool import LentKVPool
 
-    if type(kvcache) is MLATokenToKVPool:
+    if type(kvcache) in (MLATokenToKVPool, DSATokenToKVPool):
         return _latent_planes(kvcache)
     if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
         raise ConfigError(
@@ -57,33 +59,26 @@ def _remedy(kvcache: Any, whose: str) -> str:
     return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
 
 
-def planes_of(kvcache: Any, drafts: Sequence[Any] = ()) -> list[list[torch.Tensor]]:
-    """The buffers of every layer of a page, as of `layer_planes`: those of the models that draft first, then the
-    model's own.
+def index_planes(kvcache: Any) -> list[list[torch.Tensor]]:
+    """Of sparse attention (DSA) the index keys and their scales, `[pages, bytes of a page]`, of every layer that has
+    some; of other pools none."""
+    buffers = getattr(kvcache, "index_k_with_scale_buffer", ())
+    return [[buffer] for buffer in buffers if len(buffer)]
 
-    Layers are copied in this order, and a forward of the model waits for its last one before any draft is made. So a
-    draft's are there by then, though SGLang has nothing wait for them. Raises ConfigError where a draft's are not of
-    the model's kind.
+
+def front_of(kvcache: Any, page_size: int, drafts: Sequence[Any] = ()) -> list[PoolPlanes]:
+    """What lies in front of the layers of a page: all that models keep which draft, then the model's own index.
+
+    It is copied with the first layer, and a forward of the model waits for its last one before any draft is made. So a
+    draft's KV is there by then, though SGLang has nothing wait for it. Raises ConfigError as `layer_planes` does.
     """
-    own = layer_planes(kvcache)
-    of_drafts = [planes for pool in drafts for planes in layer_planes(pool, "draft")]
-    for planes in of_drafts:
-        if [_kind(plane) for plane in planes] != [_kind(plane) for plane in own[0]]:
-            remedy = ONE_DTYPE if planes[0].dtype != own[0][0].dtype else OTHER_DRAFT
-            raise ConfigError(
-                f"--speculative-algorithm: the draft keeps other KV rows than the model ({_described(planes)} instead "
-                f"of {_described(own[0])}), which is not supported; {remedy}"
-            )
-    return [*of_drafts, *own]
-
-
-def _kind(plane: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(plane.shape), plane.stride(), plane.dtype
-
-
-def _described(planes: Sequence[torch.Tensor]) -> str:
-    rows, *shape = planes[0].shape
-    return f"{rows} of {len(planes)} x {' x '.join(map(str, shape))} {str(planes[0].dtype).removeprefix('torch.')}"
+    front = list[PoolPlanes]()
+    for pool in (*drafts, kvcache):
+        if pool is not kvcache:
+            front.append(PoolPlanes(layer_planes(pool, "draft"), page_size))
+        if index := index_planes(pool):
+            front.append(PoolPlanes(index, 1))
+    return front
 
 
 def row_shape(kvcache: Any) -> tuple[int, int]:

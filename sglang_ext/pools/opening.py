@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.units import format_size
 
 from .accelerator_pool import open_cuda_pool
 from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 from .encoded_pool import EncodedPool
-from .kept import planes_of
+from .kept import front_of, index_planes, layer_planes
 from .supported import OTHER_DRAFT, drafts_by_model
 
 logger = logging.getLogger(__name__)
@@ -29,12 +31,16 @@ def open_pool(params: Any, codec: str) -> DevicePool:
 def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequence[Any] = ()) -> DevicePool:
     """The pool behind SGLang's `kvcache` and those of models that draft, of which pages are kept in `codec`; empty: as
     they are. Raises ConfigError if it is of a kind that is not supported."""
-    layers = planes_of(kvcache, drafts)
-    pool = _open(kvcache, layers, page_size, codec)
-    pool.draft_layers = sum(draft.layer_num for draft in drafts)
-    if drafts:
+    layers, front = layer_planes(kvcache), front_of(kvcache, page_size, drafts)
+    pool = _open(kvcache, layers, page_size, codec, front)
+    pool.drafts = bool(drafts)
+    if front:
         logger.info(
-            "swift-tiers: a page has %d layers of what drafts, and the model's %d", pool.draft_layers, pool.model_layers
+            "swift-tiers: a page has %s in front of the model's layers, %s",
+            format_size(pool.geometry.front_bytes),
+            " and ".join(
+                what for what, is_there in (("a draft's KV", drafts), ("an index", index_planes(kvcache))) if is_there
+            ),
         )
     return pool
 
@@ -55,12 +61,14 @@ def draft_pools(params: Any) -> tuple[Any, ...]:
     return pools
 
 
-def _open(kvcache: Any, layers: list[list[torch.Tensor]], page_size: int, codec: str) -> DevicePool:
+def _open(
+    kvcache: Any, layers: list[list[torch.Tensor]], page_size: int, codec: str, front: list[PoolPlanes]
+) -> DevicePool:
     from .shared_pool import BlockMajorKVPool
 
     device = layers[0][0].device.type
     if codec and device == "cpu":
-        return EncodedPool(layers, page_size, codec)
+        return EncodedPool(layers, page_size, codec, front)
     if isinstance(kvcache, BlockMajorKVPool):
         return BlockMajorPool(layers, page_size, kvcache.table)
     if device not in ("cpu", "cuda"):
@@ -68,4 +76,6 @@ def _open(kvcache: Any, layers: list[list[torch.Tensor]], page_size: int, codec:
             f"--enable-swift-tiers: the model's KV pool is on a {device!r} device; "
             "CUDA devices and the CPU are supported: remove the flag"
         )
-    return HostMemoryPool(layers, page_size) if device == "cpu" else open_cuda_pool(layers, page_size, codec)
+    if device == "cpu":
+        return HostMemoryPool(layers, page_size, front)
+    return open_cuda_pool(layers, page_size, codec, front)

@@ -11,13 +11,11 @@ from typing import Any
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
-#: Algorithms of speculative decoding that work: one that drafts from tokens, and those whose models keep KV as the
-#: served one does, at the same slots.
+#: Algorithms of speculative decoding that work: one that drafts from tokens, and those whose models keep KV at the same
+#: slots as the served one.
 SPECULATIVE = ("NGRAM", "EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 #: The remedy for a draft that is not supported.
-OTHER_DRAFT = "use a draft whose layers keep KV as the model's do, or NGRAM, or remove it"
-#: ... and for one that keeps values of another dtype.
-ONE_DTYPE = "choose --dtype, --kv-cache-dtype and --speculative-draft-kv-cache-dtype so that both keep the same"
+OTHER_DRAFT = "use a draft of plain attention (multi-head, grouped-query, latent), or NGRAM, or remove it"
 #: The remedy for a model whose layers with a sliding window have a pool of their own.
 PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep the KV of all tokens)"
 
@@ -44,6 +42,11 @@ def check_modes(view: Any) -> None:
         ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
         # Loops of SGLang's own around the scheduler that never begin what has been queued to be loaded.
         ("--dllm-algorithm", view.dllm_algorithm is not None, "it is not supported: remove one of the two"),
+        (
+            "--enable-hisparse",
+            view.enable_hisparse,
+            "it keeps KV where the tiers cannot reach it: remove one of the two",
+        ),
         ("--enable-pdmux", view.enable_pdmux, "it is not supported: remove one of the two"),
         ("--use-ray", view.use_ray, "Ray's actors load no plugins of SGLang's: remove it"),
         # What SGLang keeps by the slot of a token beside its KV is of whoever had the slot before.
@@ -107,43 +110,10 @@ def draft_config_of(server_args: Any, view: Any) -> Any:
     )
 
 
-def check_draft(view: Any, model_config: Any, draft_config: Any) -> None:
-    """What can be said of a draft's KV before a weight is loaded: a page has rows of one kind. `view`: SGLang's
-    arguments; the others its model configurations. Raises ConfigError."""
-    from sglang.srt.configs.model_config import AttentionArch
-
-    def shape(config: Any) -> str:
-        if config.attention_arch == AttentionArch.MLA:
-            return f"latent rows of {config.kv_lora_rank} + {config.qk_rope_head_dim}"
-        return f"{config.get_num_kv_heads(view.tp_size)} KV heads of {config.head_dim}"
-
-    given = view.kv_cache_dtype
-    dtype = _kv_dtype(given, model_config)
-    of_draft = _kv_dtype(view.speculative_draft_kv_cache_dtype or given, draft_config)
-    if dtype and of_draft and dtype != of_draft:
-        raise ConfigError(
-            f"--speculative-draft-kv-cache-dtype: {_name(draft_config)} would keep KV as {of_draft}, "
-            f"{_name(model_config)} as {dtype}, which cannot lie in the same pages; {ONE_DTYPE}"
-        )
-
-    if shape(draft_config) != shape(model_config):
-        raise ConfigError(
-            f"--speculative-draft-model-path: {_name(draft_config)} keeps {shape(draft_config)} a token and layer, "
-            f"{_name(model_config)} {shape(model_config)}, which cannot lie in the same pages; {OTHER_DRAFT}"
-        )
-
-
-def _kv_dtype(given: str, config: Any) -> str:
-    """As what a model keeps its KV that is asked for `given`; empty where its weights decide."""
-    if given != "auto":
-        return "bfloat16" if given == "bf16" else given
-    return "" if config.quantization else str(config.dtype).removeprefix("torch.")
-
-
 def check_model(model_config: Any, config: TiersConfig) -> None:
     """What no argument makes fit. `model_config`: SGLang's. Raises ConfigError."""
     from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
+    from sglang.srt.configs.model_config import AttentionArch, get_dsa_index_kpool_compress, is_deepseek_dsa
 
     name = _name(model_config)
     if model_config.is_encoder_decoder:
@@ -161,9 +131,9 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
             f"--enable-swift-tiers: {name} has layers that keep a state in place of KV, which is not supported: "
             "remove the flag"
         )
-    if is_deepseek_dsa(model_config.hf_config):
+    if is_deepseek_dsa(model_config.hf_config) and get_dsa_index_kpool_compress(model_config.hf_config):
         raise ConfigError(
-            f"--enable-swift-tiers: {name} keeps an index beside its KV, which is not supported: remove the flag"
+            f"--enable-swift-tiers: {name} keeps parts of its index by request, which is not supported: remove the flag"
         )
     if config.peer.donate and model_config.attention_arch == AttentionArch.MLA:
         raise ConfigError(

@@ -138,7 +138,7 @@ class Loader:
         self._jobs = self._runner.queue()  # of batches (index, loads, events), of layers, and None at the end
         #: Rows of the pool that are to be copied to, by the index of a batch, or less than 0 for layers.
         self._under_way: dict[int, list[OnTheWay]] = {}
-        self.counter = WatchedLoadCounter(pool.model_layers, lambda: self._thread.is_alive(), self._runner)
+        self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive(), self._runner)
         self._thread = self._spawn()
 
     # ---- the scheduler's thread ----
@@ -210,11 +210,9 @@ class Loader:
         if any(load.restore is None for load in loads):
             raise RuntimeError("one of its requests could not be queued")
         self._pool.adopt_thread()
-        drafts = self._pool.draft_layers
 
         def layer_done(layer: int, mark: QueueMark | None) -> None:
-            if layer >= drafts:
-                self.counter.complete(index, layer - drafts, mark)
+            self.counter.complete(index, layer, mark)
 
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])

@@ -305,7 +305,7 @@ def why_all_whole(scheduler: Any, pool: DevicePool) -> str:
     """Why every request of this scheduler has to have its prefix whole before it is computed; empty if not all do."""
     if scheduler.chunked_prefill_size is None:
         return "SGLang computes prompts in one piece"
-    if pool.draft_layers:
+    if pool.drafts:
         return "a model drafts for it, from all of its prefix"
     return ""
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swift_tiers.kernels import page_digest_triton
 from swift_tiers.kernels.page_digest import (
     digest_bytes,
-    digests_pool,
+    digests_pools,
     host_page_digest,
     page_digests,
     page_digests_plain,
@@ -22,7 +22,7 @@ from swift_tiers.kernels.page_digest import (
 from swift_tiers.kernels.page_digest_triton import digest_constants, page_digests_triton, pool_digests_triton
 from swift_tiers.kernels.page_gather import gather_pages
 
-from support.device_pools import DEVICES, Geometry, make_pool, random_bytes
+from support.device_pools import DEVICES, Geometry, make_pool, page_of, random_bytes
 from support.examples import examples
 
 RAMP = (np.arange(100_000) % 251).astype(np.uint8)
@@ -100,16 +100,42 @@ def test_a_page_has_its_digest_where_it_lies(device, layers, planes, heads, head
     slab = torch.zeros((max(1, len(pages)), pool.page_bytes), dtype=torch.uint8, device=device)
     gather_pages(pool, pages, slab, np.arange(len(pages)))
     wanted = [host_page_digest(row.cpu().numpy()) for row in slab[: len(pages)]]
-    assert digest_bytes(pool_digests(pool, pages)) == wanted
+    assert digest_bytes(pool_digests([pool], pages)) == wanted
     if len(pages):
-        assert digest_bytes(pool_digests_triton(pool, torch.from_numpy(pages).to(device))) == wanted
+        assert digest_bytes(pool_digests_triton([pool], torch.from_numpy(pages).to(device))) == wanted
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=examples(20), deadline=None)
+@given(data=st.data())
+def test_a_page_of_several_pools_has_its_digest_where_it_lies(device, data):
+    """That of what each pool has of it, one after the other; their rows are of any length."""
+    pools = [
+        make_pool(
+            Geometry(
+                layers=data.draw(st.integers(1, 3)),
+                planes=data.draw(st.integers(1, 2)),
+                heads=1,
+                head_dim=4 * data.draw(st.integers(1, 9)),
+                page_size=data.draw(st.sampled_from([1, 4])),
+                block_major=data.draw(st.booleans()),
+            ),
+            device,
+            seed,
+        )[0]
+        for seed in range(data.draw(st.integers(1, 3)))
+    ]
+    pages = np.array(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)), dtype=np.int64)
+    wanted = [host_page_digest(b"".join(page_of(pool, page) for pool in pools)) for page in pages.tolist()]
+    assert digest_bytes(pool_digests(pools, pages)) == wanted
+    assert digest_bytes(pool_digests_triton(pools, torch.from_numpy(pages).to(device))) == wanted
 
 
 def test_rows_that_are_no_whole_words_have_no_digest_where_they_lie():
     pool, _ = make_pool(Geometry(1, 2, 1, 3, 4), "cpu")
-    assert not digests_pool(pool)
+    assert not digests_pools([pool])
     with pytest.raises(ValueError, match="gather them"):
-        pool_digests(pool, np.array([0]))
+        pool_digests([pool], np.array([0]))
 
 
 @pytest.mark.parametrize("device", DEVICES)

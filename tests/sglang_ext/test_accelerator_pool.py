@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.kernels.load_programs import measure_load_programs
 from swift_tiers.kernels.page_gather import PageCopy
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.sglang_ext.build import assembly, identity
@@ -22,6 +23,7 @@ from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups, strip_layers
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
+from support.device_pools import page_of
 from support.engine import GEOMETRY
 from support.examples import examples
 
@@ -47,7 +49,15 @@ class Case:
         self.generator = np.random.default_rng(draw(st.integers(0, 2**16)))
         shape = ((pages + spare) * page_size, heads, head_dim)
         self.buffers = [[self._random(shape) for _ in range(planes)] for _ in range(layers)]
-        self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator)
+        #: What lies in front of a page's layers: rows of other lengths, of tokens or of pages.
+        fronts = draw(
+            st.lists(st.tuples(st.sampled_from([1, page_size]), st.integers(1, 2), st.integers(1, 9)), max_size=2)
+        )
+        self.front = [
+            PoolPlanes([[self._random(((pages + spare) * rows, 1, 8 * width))] for _ in range(count)], rows)
+            for rows, count, width in fronts
+        ]
+        self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator, front=self.front)
         count = draw(st.integers(1, pages))
         self.pages = self._list(draw, pages + spare, count)
         self.slots = self._list(draw, pages + spare, count)
@@ -86,7 +96,15 @@ class Case:
 
     def page(self, page: int, layer: int | None = None) -> bytes:
         layers = self.buffers if layer is None else [self.buffers[layer]]
-        return b"".join(self.rows_of(plane, page) for planes in layers for plane in planes)
+        front = b"" if layer else b"".join(page_of(planes, page) for planes in self.front)
+        return front + b"".join(self.rows_of(plane, page) for planes in layers for plane in planes)
+
+    @property
+    def planes(self) -> list[torch.Tensor]:
+        """All of them."""
+        return [plane for planes in self.front for plane in planes.flat] + [
+            plane for planes in self.buffers for plane in planes
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -105,13 +123,10 @@ def test_pages_go_out_whole(locked, data):
     case = Case(data, locked=locked)
     before = case.slab.copy()
     # The forward still writes the pages when the copy is asked for.
-    final = [[plane.clone() for plane in planes] for planes in case.buffers]
-    for planes in case.buffers:
-        for plane in planes:
-            plane.fill_(0)
-    for planes, values in zip(case.buffers, final, strict=True):
-        for plane, value in zip(planes, values, strict=True):
-            case.accelerator.forward.do(lambda plane=plane, value=value: plane.copy_(value))
+    final = [plane.clone() for plane in case.planes]
+    for plane, value in zip(case.planes, final, strict=True):
+        plane.fill_(0)
+        case.accelerator.forward.do(lambda plane=plane, value=value: plane.copy_(value))
     case.pool.copy_out(case.pages, case.slab, case.slots, [case.accelerator.forward.mark()])
     nbytes = case.pool.geometry.page_bytes
     for page, slot in zip(case.pages.tolist(), case.slots.tolist(), strict=True):
@@ -129,11 +144,10 @@ def test_pages_go_to_outgoing_memory_whole(data):
     memory = torch.from_numpy(case.generator.integers(0, 256, (rows, stride), dtype=np.uint8))
     case.pool.outgoing = SimpleNamespace(rows=rows, memory=memory)
     before = memory.clone()
-    final = [[plane.clone() for plane in planes] for planes in case.buffers]
-    for planes, values in zip(case.buffers, final, strict=True):
-        for plane, value in zip(planes, values, strict=True):
-            plane.fill_(0)
-            case.accelerator.forward.do(lambda plane=plane, value=value: plane.copy_(value))
+    final = [plane.clone() for plane in case.planes]
+    for plane, value in zip(case.planes, final, strict=True):
+        plane.fill_(0)
+        case.accelerator.forward.do(lambda plane=plane, value=value: plane.copy_(value))
     case.pool.copy_aside(case.pages, case.slots.tolist(), [case.accelerator.forward.mark()])
     for page, row in zip(case.pages.tolist(), case.slots.tolist(), strict=True):
         assert memory[row, :nbytes].numpy().tobytes() == case.page(page)
@@ -149,7 +163,7 @@ def test_pages_go_to_outgoing_memory_whole(data):
 def test_a_forward_reads_each_layer_as_it_comes(locked, data):
     case = Case(data, locked=locked)
     geometry = case.pool.geometry
-    originals = [[plane.clone() for plane in planes] for planes in case.buffers]
+    before = [case.page(page) for page in range(case.pool.pool_pages)]
     seen: dict[int, list[bytes]] = {}
     reached: list[int] = []
 
@@ -161,7 +175,7 @@ def test_a_forward_reads_each_layer_as_it_comes(locked, data):
 
     # Whoever had the pages before still reads them when the copy is asked for.
     old: list[bytes] = []
-    parts = [slice(at * geometry.layer_bytes, (at + 1) * geometry.layer_bytes) for at in range(geometry.layers)]
+    parts = [geometry.span(range(at, at + 1)) for at in range(geometry.layers)]
     expected = [[case.there(place, part) for place in case.places.tolist()] for part in parts]
     expected_old = [case.page(page) for page in case.pages]
     case.accelerator.forward.do(lambda: old.extend(case.page(page) for page in case.pages))
@@ -176,10 +190,8 @@ def test_a_forward_reads_each_layer_as_it_comes(locked, data):
     for layer in range(geometry.layers):
         assert seen[layer] == expected[layer], "read before they had come"
     loaded = set(case.pages.tolist())
-    for planes, were in zip(case.buffers, originals, strict=True):
-        for plane, was in zip(planes, were, strict=True):
-            for page in set(range(case.pool.pool_pages)) - loaded:
-                assert case.rows_of(plane, page) == case.rows_of(was, page), "written beside the pages"
+    for page in set(range(case.pool.pool_pages)) - loaded:
+        assert case.page(page) == before[page], "written beside the pages"
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
@@ -197,9 +209,8 @@ def test_what_went_out_comes_back_in_one_layer_at_a_time(locked, data):
                 bytes_there = torch.from_numpy(case.slab[slot, : geometry.page_bytes].copy())
                 case.pool.landing[place - len(case.slab), : geometry.page_bytes] = bytes_there
                 case.slab[slot] = POISON
-    for planes in case.buffers:
-        for plane in planes:
-            plane.fill_(0)
+    for plane in case.planes:
+        plane.fill_(0)
     for layer in data.draw(st.permutations(range(geometry.layers))):
         case.pool.copy_layer(case.pages, case.slab, case.places, layer)
         assert all(case.page(page, layer) == kept[page][layer] for page in kept)

@@ -50,9 +50,10 @@ def models(tmp_path_factory):
         "index_head_dim": 16,
         "index_n_heads": 4,
     }
-    (root / "sparse").mkdir()
-    (root / "sparse" / "config.json").write_text(json.dumps(sparse))
-    made["sparse"] = root / "sparse"
+    for name, more in (("sparse", {}), ("pooled index", {"index_kpool": 4, "index_kpool_compress": True})):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(sparse | more))
+        made[name] = root / name
     return {name: str(path) for name, path in made.items()}
 
 
@@ -240,7 +241,7 @@ def test_models_and_modes(model, models):
         "TinyWindowedForCausalLM keeps .*: add --disable-hybrid-swa-memory": [*on, models["own pool"]],
         "Gemma4ForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
         "FalconH1ForCausalLM has layers that keep a state": [*on, models["states"]],
-        "DeepseekV32ForCausalLM keeps an index": [*on, models["sparse"]],
+        "DeepseekV32ForCausalLM keeps parts of its index by request": [*on, models["pooled index"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],
         "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],
         "--speculative-algorithm: dflash .* use one of NGRAM, EAGLE, ": [
@@ -260,49 +261,6 @@ def test_models_and_modes(model, models):
         lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]
         assert len(lines) == 1, (pattern, result)
         assert re.search(pattern, lines[0]), (pattern, lines)
-
-
-def test_a_draft_whose_kv_fits_no_page_is_refused_before_it_is_loaded():
-    from sglang.srt.configs.model_config import AttentionArch
-
-    from swift_tiers.radix_tiering.base.errors import ConfigError
-    from swift_tiers.sglang_ext.pools.supported import check_draft
-
-    def model(name, heads, dim, arch=AttentionArch.MHA, dtype="torch.bfloat16"):
-        return SimpleNamespace(
-            dtype=dtype,
-            quantization=None,
-            hf_config=SimpleNamespace(architectures=[name]),
-            attention_arch=arch,
-            get_num_kv_heads=lambda ranks: max(1, heads // ranks),
-            head_dim=dim,
-            kv_lora_rank=512,
-            qk_rope_head_dim=dim,
-        )
-
-    def view(given="auto", of_draft=None):
-        return SimpleNamespace(tp_size=4, kv_cache_dtype=given, speculative_draft_kv_cache_dtype=of_draft)
-
-    served, eagle = model("Llama", 8, 128), model("LlamaEagle3", 8, 128)
-    latent = model("Deepseek", 128, 64, AttentionArch.MLA)
-    half = model("Small", 8, 128, dtype="torch.float16")
-    check_draft(view(), served, eagle)
-    check_draft(view("bf16", "auto"), served, eagle)
-    check_draft(view("fp8_e4m3"), served, half)
-    check_draft(view(), latent, model("NextN", 1, 64, AttentionArch.MLA))
-    for given, draft, words in (
-        (view(), half, "Small would keep KV as float16, Llama as bfloat16"),
-        (view("fp8_e4m3", "bf16"), eagle, "LlamaEagle3 would keep KV as bfloat16, Llama as fp8_e4m3"),
-    ):
-        with pytest.raises(ConfigError, match=f"^--speculative-draft-kv-cache-dtype: {words}, .*; choose --dtype, "):
-            check_draft(given, served, draft)
-    for one, draft, words in (
-        (served, model("Small", 8, 64), "Small keeps 2 KV heads of 64 a token and layer, Llama 2 KV heads of 128"),
-        (served, model("Small", 4, 128), "Small keeps 1 KV heads of 128 a token and layer, Llama 2 KV heads of 128"),
-        (latent, model("Small", 8, 64), "Small keeps 2 KV heads of 64 a token and layer, Deepseek latent rows of 512"),
-    ):
-        with pytest.raises(ConfigError, match=f"^--speculative-draft-model-path: {words}.*, or NGRAM, or remove it$"):
-            check_draft(view(), one, draft)
 
 
 def test_rows_that_a_draft_skips_are_not_kept(monkeypatch):

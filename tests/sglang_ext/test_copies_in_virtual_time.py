@@ -38,7 +38,6 @@ class ModelDevice:
     device = torch.device("cpu")
     pool_pages = DEVICE
     geometry = GEOMETRY
-    model_layers, draft_layers = GEOMETRY.layers, 0
 
     def __init__(self, runner: VirtualRunner, draw: random.Random) -> None:
         self.pages = np.zeros((DEVICE, GEOMETRY.page_bytes), np.uint8)

@@ -19,7 +19,6 @@ from swift_tiers.sglang_ext.pools.device_pool import BlockMajorPool, DevicePool,
     [
         ("SWAKVPool", r"add --disable-hybrid-swa-memory .*, or remove the flag"),
         ("HybridLinearKVPool", "remove the flag"),
-        ("DSATokenToKVPool", "remove the flag"),
         ("MLATokenToKVPoolFP4", "remove the flag"),
         ("MHATokenToKVPoolFP4", "remove the flag"),
     ],
@@ -77,35 +76,94 @@ def grouped_pool(layers: int, *, rows: int = 4 * 16, heads: int = 2, dtype: Any 
     return pool
 
 
-def test_a_page_has_the_layers_of_its_drafts_before_the_models() -> None:
-    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+def sparse_pool(**changes: Any) -> Any:
+    """Latent rows as of `latent_pool`, of pages of 64, and an index of three of its layers."""
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
-    model, drafts = grouped_pool(3), [grouped_pool(1), grouped_pool(2)]
-    pool = open_device_pool(model, 16, drafts=drafts)
-    assert (pool.geometry.layers, pool.draft_layers, pool.model_layers) == (6, 3, 3)
-    slab = np.zeros((1, pool.geometry.stride_bytes), np.uint8)
-    pool.copy_out(np.array([2]), slab, np.array([0]))
-    layers = [pair for kvcache in (*drafts, model) for pair in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)]
-    expected = b"".join(plane[32:48].numpy().tobytes() for pair in layers for plane in pair)
-    assert slab[0, : pool.geometry.page_bytes].tobytes() == expected
+    known = {**latent_pool().__dict__, **changes}
+    pool = DSATokenToKVPool.__new__(DSATokenToKVPool)
+    pool.__dict__.update(known)
+    rows = known["kv_buffer"][0].shape[0]
+    draw = torch.Generator().manual_seed(9)
+    pages = [rows // 64 if layer != 1 else 0 for layer in range(len(known["kv_buffer"]))]
+    buffers = [torch.randint(0, 256, (count, 64 * 132), generator=draw).to(torch.uint8) for count in pages]
+    pool.index_key_cache = SimpleNamespace(buffer=buffers)
+    return pool
+
+
+def rows_of(kvcache: Any, page: slice) -> list[torch.Tensor]:
+    """Of a page of tokens, in each plane of each layer."""
+    if hasattr(kvcache, "k_buffer"):
+        planes = [pair for both in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True) for pair in both]
+    else:
+        planes = kvcache.kv_buffer
+    return [plane[page] for plane in planes]
+
+
+def bytes_of(rows: list[torch.Tensor]) -> bytes:
+    return b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in rows)
 
 
 @pytest.mark.parametrize(
-    "draft",
+    "drafts",
     [
-        pytest.param(lambda: grouped_pool(1, heads=4), id="wider rows"),
-        pytest.param(lambda: grouped_pool(1, dtype=torch.int32), id="other values of the same width"),
-        pytest.param(lambda: grouped_pool(1, rows=5 * 16), id="other slots"),
-        pytest.param(latent_pool, id="another kind of attention"),
+        pytest.param(lambda: [grouped_pool(1), grouped_pool(2)], id="rows alike"),
+        pytest.param(lambda: [grouped_pool(1, heads=4)], id="wider rows"),
+        pytest.param(lambda: [grouped_pool(1, dtype=torch.float16)], id="other values"),
+        pytest.param(lambda: [grouped_pool(2, rows=5 * 16)], id="more slots"),
+        pytest.param(lambda: [latent_pool()], id="another kind of attention"),
     ],
 )
-def test_a_draft_whose_rows_fit_no_page_is_refused(draft: Any) -> None:
+@pytest.mark.parametrize("codec", ["", "fp8"])
+def test_a_page_has_what_its_drafts_keep_in_front_of_the_layers(drafts: Any, codec: str) -> None:
+    """As it is, also where the layers are coded; and it comes back with the first of these."""
     from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
-    with pytest.raises(
-        ConfigError, match=r"^--speculative-algorithm: the draft keeps .*; (use a draft whose|choose --)"
-    ):
-        open_device_pool(grouped_pool(3), 16, drafts=[draft()])
+    model, drafts = grouped_pool(3, dtype=torch.bfloat16), drafts()
+    pool, page = open_device_pool(model, 16, codec, drafts=drafts), slice(32, 48)
+    assert (pool.geometry.layers, pool.drafts) == (3, True)
+    slab = np.zeros((1, pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(np.array([2]), slab, np.array([0]))
+    front = bytes_of([rows for draft in drafts for rows in rows_of(draft, page)])
+    assert slab[0, : pool.geometry.front_bytes].tobytes() == front
+    if not codec:
+        assert slab[0, len(front) : pool.geometry.page_bytes].tobytes() == bytes_of(rows_of(model, page))
+    for rows in (rows for draft in drafts for rows in rows_of(draft, page)):
+        rows.zero_()
+    pool.copy_layer(np.array([2]), slab, np.array([0]), 1)
+    assert not any(bytes_of(rows_of(draft, page)).strip(b"\0") for draft in drafts), "copied with another layer"
+    pool.copy_in(np.array([2]), slab, np.array([0]), lambda layer, mark: None)
+    assert bytes_of([rows for draft in drafts for rows in rows_of(draft, page)]) == front
+
+
+def test_a_page_has_the_index_of_sparse_attention_in_front_of_the_layers() -> None:
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    model, draft = sparse_pool(), sparse_pool()
+    pool, page = open_device_pool(model, 64, drafts=[draft]), slice(64, 128)
+    slab = np.zeros((1, pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(np.array([1]), slab, np.array([0]))
+    index = [[buffer[1] for buffer in kvcache.index_k_with_scale_buffer if len(buffer)] for kvcache in (draft, model)]
+    expected = [rows_of(draft, page), index[0], index[1], rows_of(model, page)]
+    assert slab[0, : pool.geometry.page_bytes].tobytes() == b"".join(map(bytes_of, expected))
+    assert pool.geometry.front_bytes == sum(len(bytes_of(rows)) for rows in expected[:3])
+
+
+def test_ranks_have_a_page_alike_only_if_what_lies_in_front_is_alike() -> None:
+    """Latent rows and their index are; keys and values of a draft are split by heads."""
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    found = [
+        open_device_pool(pool, 64, drafts=drafts).geometry.is_whole
+        for pool, drafts in (
+            (latent_pool(), []),
+            (sparse_pool(), []),
+            (sparse_pool(), [sparse_pool()]),
+            (latent_pool(), [grouped_pool(1, rows=256)]),
+            (grouped_pool(3, rows=256), []),
+        )
+    ]
+    assert found == [True, True, True, False, False]
 
 
 def test_a_draft_with_a_pool_of_another_kind_is_told_from_the_model() -> None:
@@ -113,7 +171,7 @@ def test_a_draft_with_a_pool_of_another_kind_is_told_from_the_model() -> None:
 
     from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
-    with pytest.raises(ConfigError, match=r"the draft's KV pool is a SWAKVPool; .*: use a draft whose"):
+    with pytest.raises(ConfigError, match=r"the draft's KV pool is a SWAKVPool; .*: use a draft of plain"):
         open_device_pool(grouped_pool(3), 16, drafts=[SWAKVPool.__new__(SWAKVPool)])
 
 

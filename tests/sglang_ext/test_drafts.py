@@ -6,7 +6,6 @@ has no kernels for it on a CPU: see `support.speculating_on_cpu` for what runs i
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,13 +41,13 @@ class Drafting(NamedTuple):
 
     algorithm: str
     draft: str  # how the model that drafts is made
-    layers: int  # of it
+    front: int  # what it keeps of a page, in layers of the model
 
 
-#: Those whose prefixes SGLang names by pairs of tokens, as EAGLE's, and with a pool that it tells of in one way, and in
-#: the other; and a plain model with plain names, which the two of them show in parts.
+#: Those whose prefixes SGLang names by pairs of tokens, as EAGLE's, whose rows are wider than the model's, and with a
+#: pool that it tells of in one way, and in the other; and a plain model with plain names, which both show in parts.
 KINDS = [
-    Drafting("EAGLE", "eagle", 1),
+    Drafting("EAGLE", "eagle", 2),
     Drafting("NEXTN", "mtp", 1),
     pytest.param(Drafting("STANDALONE", "itself", 4), marks=pytest.mark.exhaustive),
 ]
@@ -95,8 +94,10 @@ def drafting(kind, models, tmp_path_factory):
         yield process
 
 
-def layers_of_pages(s):
-    return s.linker.pool.geometry.layers, s.linker.pool.draft_layers
+def parts_of_a_page(s):
+    """Layers of the model, and how many of one have the size of what lies in front of them."""
+    geometry = s.linker.pool.geometry
+    return geometry.layers, geometry.front_bytes / geometry.layer_bytes
 
 
 def drafts_from(s, place):
@@ -125,7 +126,7 @@ def drafts_from(s, place):
 
 def drafts_over_zeros(s):
     """The same of one question, where of what is loaded the rows of the draft are zeroed."""
-    answer = answered_over_zeros(s, s.linker.pool.draft_layers, drafted.clear)
+    answer = answered_over_zeros(s, "front", drafted.clear)
     return answer[:ANSWER], list(drafted)
 
 
@@ -145,8 +146,8 @@ def restored_while_it_could_be_computed(s):
     return s.details(req), request.facts.whole
 
 
-def test_pages_have_the_draft_s_layers_too(drafting, kind):
-    assert drafting(layers_of_pages) == (4 + kind.layers, kind.layers)
+def test_pages_have_in_front_what_the_draft_keeps(drafting, kind):
+    assert drafting(parts_of_a_page) == (4, kind.front)
 
 
 def test_drafts_depend_on_what_is_loaded_and_answers_do_not(drafting, expected, computed):
@@ -176,20 +177,3 @@ def test_nothing_is_computed_while_pages_come_up(drafting):
     details, why = drafting(restored_while_it_could_be_computed)
     assert details["ssd"] == cached(QUESTIONS["a question"])
     assert why == "a model drafts for it, from all of its prefix"
-
-
-def test_a_draft_that_fits_no_page_ends_the_start_before_a_weight_is_loaded(tmp_path):
-    """It has no weights here."""
-    model = tiny_model(tmp_path / "model")
-    draft = tiny_eagle(tmp_path / "draft", model)
-    config = json.loads((draft / "config.json").read_text()) | {"num_key_value_heads": 4}
-    (draft / "config.json").write_text(json.dumps(config))
-    (draft / "model.safetensors").unlink()
-    arguments = [
-        *arguments_of(model, *with_tiers(tmp_path)),
-        *speculating_on_cpu.ARGUMENTS,
-        *("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(draft)),
-    ]
-    words = "LlamaForCausalLMEagle keeps 4 KV heads of 16 a token and layer, Qwen3ForCausalLM 2 KV heads of 16"
-    with pytest.raises(AssertionError, match=words):
-        SchedulerProcess(arguments, speculating_on_cpu.ENVIRONMENT, prepare="support.speculating_on_cpu.install")

@@ -388,13 +388,20 @@ def test_formats_that_load_other_files_than_the_folders_have_no_name(copy, names
 
 def test_the_attention_backend_is_the_one_that_runs(monkeypatch):
     arguments = SimpleNamespace(
-        attention_backend=None, prefill_attention_backend=None, decode_attention_backend=None, _resolved_overrides=()
+        attention_backend=None,
+        prefill_attention_backend=None,
+        decode_attention_backend=None,
+        dsa_prefill_backend=None,
+        dsa_decode_backend=None,
+        _resolved_overrides=(),
     )
     chosen = identity.attention_backends(arguments)
     arguments._resolved_overrides = [("default", {"attention_backend": "triton"})]
     assert (chosen, identity.attention_backends(arguments)) == ("None, None", "triton, triton")
     arguments.decode_attention_backend = "fa3"
     assert identity.attention_backends(arguments) == "triton, fa3"
+    arguments.dsa_decode_backend = "trtllm"
+    assert identity.attention_backends(arguments) == "triton, fa3, trtllm"
 
 
 def test_code_of_the_users_own_models_counts(tmp_path, monkeypatch):

@@ -20,13 +20,9 @@ from support.engine import SetClock
 LAYERS = 2
 
 
-def make_loader(
-    copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None, draft_layers: int = 0
-) -> Loader:
+def make_loader(copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None) -> Loader:
     pool: Any = SimpleNamespace(
-        geometry=SimpleNamespace(page_bytes=4096),
-        model_layers=LAYERS,
-        draft_layers=draft_layers,
+        geometry=SimpleNamespace(page_bytes=4096, layers=LAYERS),
         copy_in=copy_in,
         adopt_thread=lambda: None,
         page_indices=lambda rows: rows.numpy(),
@@ -44,26 +40,6 @@ def make_loader(
         ),
     )
     return Loader(pool, stack)
-
-
-def test_a_layer_of_the_model_is_there_only_after_those_of_drafts() -> None:
-    """Nothing of SGLang's waits for a draft's layers: whoever has waited for the model's last one reads them next."""
-    there: list[list[bool]] = []
-
-    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
-        (futures,) = loader.counter.futures.values()
-        for layer in range(3 + LAYERS):
-            layer_done(layer, None)
-            there.append([future.done() for future in futures])
-
-    loader, restore = make_loader(copy_in, draft_layers=3), SimpleNamespace()
-    try:
-        places, rows = Places(np.array([0])), OnTheWay(torch.tensor([4]))
-        index = loader.start([Load(None, restore, 0, places, rows)], list)  # type: ignore[arg-type]
-        assert loader.counter.finish(index)
-    finally:
-        loader.close()
-    assert there == [[False, False]] * 3 + [[True, False], [True, True]]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -244,7 +244,6 @@ class StallingPool:
 
     device = torch.device("cpu")
     geometry = GEOMETRY
-    model_layers, draft_layers = GEOMETRY.layers, 0
     page_size = 1
     pool_pages = 1024
     outgoing: Any = None

@@ -137,6 +137,9 @@ def planes_constants(planes: int, pieces: int, words: int, stride: int) -> dict[
     """As of `pool_constants`, of pages of 16 tokens."""
     return {
         "PLANES": planes,
+        "FIRST_PART": 0,
+        "PARTS": planes,
+        "FIRST_WORD": 0,
         "PIECES": pieces,
         "PIECE_WORDS": words,
         "PIECE_STRIDE": stride,

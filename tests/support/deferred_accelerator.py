@@ -6,7 +6,7 @@ import ctypes
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -91,11 +91,11 @@ class LateQueue(CopyQueue):
         self.mark().synchronize()
         return found
 
-    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
+    def pool_digests(self, pools: Sequence[PoolPlanes], pages: np.ndarray) -> np.ndarray:
         found: list[np.ndarray] = []
         pages = pages.copy()
         self.accelerator.kernel_calls += 1
-        self.do(lambda: found.append(pool_digests(pool, pages).numpy()))
+        self.do(lambda: found.append(pool_digests(pools, pages).numpy()))
         self.mark().synchronize()
         return found[0]
 

@@ -53,6 +53,33 @@ def tiny_mla(directory: Path, *, seed: int = 0) -> Path:
     return _configure(directory, moe_layer_freq=1, rope_parameters=None, rope_theta=10000.0, rope_scaling=yarn)
 
 
+def tiny_sparse(directory: Path, *, seed: int = 0) -> Path:
+    """A DeepSeek-V3.2 of four dense layers, as `tiny_mla`: each token attends to 64 that its layer's index picks. One
+    layer takes what the one before it has picked, and has no index."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tiny_mla(directory, seed=seed)
+    weights, draw = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(seed + 1)
+    heads, width = 2, 128
+    for layer in (0, 1, 3):
+        index = f"model.layers.{layer}.self_attn.indexer"
+        for name, shape in (
+            ("wq_b", (heads * width, 24)), ("wk", (width, HIDDEN)), ("weights_proj", (heads, HIDDEN)),
+        ):  # fmt: skip
+            weights[f"{index}.{name}.weight"] = 0.2 * torch.randn(shape, generator=draw)
+        weights[f"{index}.k_norm.weight"], weights[f"{index}.k_norm.bias"] = torch.ones(width), torch.zeros(width)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return _configure(
+        directory,
+        architectures=["DeepseekV32ForCausalLM"],
+        index_topk=64,
+        index_n_heads=heads,
+        index_head_dim=width,
+        index_topk_pattern="FFSF",
+    )
+
+
 def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
     import torch
@@ -115,12 +142,12 @@ def tiny_gemma(directory: Path, *, own_pool: bool = False, seed: int = 0) -> Pat
 
 def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
     """A model that drafts for `tiny_model`'s, one layer as EAGLE has it: the target's embeddings, head and last hidden
-    states, and KV rows of the same size."""
+    states; and twice as many KV heads."""
     import torch
     from safetensors.torch import save_file
 
     known = json.loads((target / "config.json").read_text())
-    heads, kv_heads, dim = known["num_attention_heads"], known["num_key_value_heads"], known["head_dim"]
+    heads, kv_heads, dim = known["num_attention_heads"], 2 * known["num_key_value_heads"], known["head_dim"]
     hidden, inner = known["hidden_size"], known["intermediate_size"]
     shapes = {
         "embed_tokens.weight": (known["vocab_size"], hidden),
@@ -140,7 +167,7 @@ def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     names = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
         "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id",
     )  # fmt: skip
     config = {name: known[name] for name in names} | {
@@ -148,6 +175,7 @@ def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
         "model_type": "llama",
         "hidden_act": "silu",
         "num_hidden_layers": 1,
+        "num_key_value_heads": kv_heads,
         "tie_word_embeddings": False,
         "dtype": "float32",
     }

@@ -26,16 +26,16 @@ QUESTIONS = {
 PLACES = ("device", "host", "ssd")
 
 
-def cached(question: list[int]) -> int:
+def cached(question: list[int], page: int = PAGE) -> int:
     """Tokens of a question that are in whole pages before its last token."""
-    return (len(question) - 1) // PAGE * PAGE
+    return (len(question) - 1) // page * page
 
 
-def arguments_of(model: Path, *more: str) -> list[str]:
+def arguments_of(model: Path, *more: str, page: int = PAGE) -> list[str]:
     """Of a server that computes in chunks shorter than some of the questions."""
     return [
         "--model-path", str(model), "--dtype", "float32", "--max-total-tokens", str(DEVICE_TOKENS), "--page-size",
-        str(PAGE), "--max-running-requests", "8", "--chunked-prefill-size", "512", *more,
+        str(page), "--max-running-requests", "8", "--chunked-prefill-size", "512", *more,
     ]  # fmt: skip
 
 
@@ -96,9 +96,9 @@ def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
     return found
 
 
-def answered_over_zeros(s, layers: int | None = None, ask: Callable[[], None] = lambda: None) -> list[int]:
-    """The question's answer where what is loaded is zeroed, of the first `layers` of its pages or of all: another one,
-    if it depends on that at all. `ask`: called before it is asked."""
+def answered_over_zeros(s, part: str = "all", ask: Callable[[], None] = lambda: None) -> list[int]:
+    """The question's answer where what is loaded is zeroed, in front of the layers of its pages ("front"), in their
+    layers ("layers") or in both: another one, if it depends on that at all. `ask`: called before it is asked."""
     question, pool = QUESTIONS["a question"], s.linker.pool
     s.generate(question, ANSWER)
     s.empty_device()
@@ -106,9 +106,9 @@ def answered_over_zeros(s, layers: int | None = None, ask: Callable[[], None] = 
 
     def zeroed(pages, slab, slots, layer_done, after=()):
         def zero(layer, mark):
-            if layers is None or layer < layers:
-                for plane in pool._arrays[layer]:
-                    plane[pages] = 0
+            front = pool._fronts if layer == 0 and part != "layers" else []
+            for plane in (*front, *(pool._arrays[layer] if part != "front" else ())):
+                plane[pages] = 0
             layer_done(layer, mark)
 
         copy_in(pages, slab, slots, zero, after)
@@ -120,7 +120,7 @@ def answered_over_zeros(s, layers: int | None = None, ask: Callable[[], None] = 
         s.run()
     finally:
         pool.copy_in = copy_in
-    assert s.details(req)["host"] == cached(question)
+    assert s.details(req)["host"] == cached(question, pool.page_size)
     forget(s)  # what was computed over zeros must not be found by others
     return list(req.output_ids)
 
@@ -144,16 +144,20 @@ def met_in_the_middle(s, question: list[int], pages_a_step: int) -> tuple[list[t
     return log, s.details(req)
 
 
-def check_meeting(process: Any, pages_a_step: int) -> None:
+def check_meeting(process: Any, pages_a_step: int, page: int = PAGE) -> None:
     """It is answered as ever, and neither of both does everything."""
     question = prompt(50 + pages_a_step, 600)
     log, details = process(met_in_the_middle, question, pages_a_step)
-    assert 0 < details["ssd"] < cached(question)
+    assert 0 < details["ssd"] < cached(question, page)
     assert sum(length for _, length in log) + details["ssd"] == len(question)
 
 
-def check_place(process: Any, place: str, expected: dict[str, list[int]]) -> None:
+def check_place(process: Any, place: str, expected: dict[str, list[int]], page: int = PAGE) -> None:
     """Every question is answered as expected where its prefix is in that tier, and from there alone."""
     for name, (answer, details) in process(answered_from, place).items():
         assert answer == expected[name], (place, name)
-        assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name])}, (place, name, details)
+        assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name], page)}, (
+            place,
+            name,
+            details,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -116,8 +116,8 @@ class IdleQueue(CopyQueue):
     def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
         return digest_bytes(page_digests(slab, slots, nbytes))
 
-    def pool_digests(self, pool: PoolPlanes, pages: np.ndarray) -> np.ndarray:
-        return pool_digests(pool, pages).numpy()
+    def pool_digests(self, pools: Sequence[PoolPlanes], pages: np.ndarray) -> np.ndarray:
+        return pool_digests(pools, pages).numpy()
 
     def seconds(self, work: Callable[[], None]) -> float:
         work()
