@@ -24,6 +24,7 @@ from .base.page import Namespace
 from .base.runner import THREADS, Runner
 from .figures.counters import DEVICE_LINKS, LinkCounters, PageFacts, StackSnapshot
 from .lending.leases.hand import LeaseHand
+from .restore.copying import TimedLink
 from .restore.live import LiveCosts
 from .restore.planner import Planner
 from .table.held_page import Page
@@ -52,9 +53,6 @@ ERRAND_SECONDS = 5.0
 INDEX_SECONDS = 2.0
 #: Why the writes of a mover wait.
 NAMESPACE = "the tier does not know the namespace"
-
-#: Pages that have been copied to the device before that is taken to say what copying one takes.
-PAGES_TIMED = 256
 
 
 class Flushed(NamedTuple):
@@ -96,7 +94,8 @@ class TierStack:
         #: Told who lends, by lease name with the address, where somebody wants to know; on the publisher's thread.
         self.on_neighbours: Callable[[Mapping[str, str]], None] | None = None
         self.events = events or EventLog(runner.time, runner=runner)
-        self.links = {name: LinkCounters() for name in DEVICE_LINKS}
+        timed = TimedLink()
+        self.links = {name: timed if name == "host-device" else LinkCounters() for name in DEVICE_LINKS}
         self.runner = runner
         self.clock = runner.monotonic
         self.use_times = UseTimes()  # as of snapshots
@@ -156,7 +155,7 @@ class TierStack:
             choice=restoring.strategy,
             chunk_tokens=restoring.chunk,
         )
-        self.planner.copying = self._copying
+        self.planner.copying = timed.copying
         self.restorer = Restorer(
             self.table,
             host,
@@ -393,11 +392,6 @@ class TierStack:
         return page_facts(self, key)
 
     # ---- inside ----
-
-    def _copying(self) -> float | None:
-        """What copying a page to the device has taken so far, seconds; None: too few have been."""
-        link = self.links["host-device"]
-        return link.seconds / link.pages if link.pages >= PAGES_TIMED else None
 
     def _pin_lost(self, key: bytes) -> None:
         self.events.emit("prefix.unpinned", page=key.hex(), reason="the page was flushed, dropped or lost")

@@ -105,7 +105,8 @@ class LinkCounters(LinkCounts[Never], counts=True):
         self.latency.observe(seconds)
 
     def snapshot(self) -> LinkSnapshot:
-        return LinkSnapshot(**{**msgspec.structs.asdict(self), "latency": self.latency.snapshot()})
+        counted = {name: getattr(self, name) for name in LinkSnapshot.__struct_fields__}
+        return LinkSnapshot(**{**counted, "latency": self.latency.snapshot()})
 
 
 class TierGauges(Figures, Generic[Gap]):

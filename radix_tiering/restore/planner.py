@@ -102,7 +102,7 @@ class Planner:
         #: The device has computed a step when the next one is asked for. Else it may be computing it still, as
         #: accelerators are given their work ahead, and what is decided counts from when it will be done.
         self.launch_blocks = True
-        #: What copying one page from host memory has taken so far, seconds; None: none has been copied.
+        #: What copying one page from host memory takes now, seconds; None: too few have been copied.
         self.copying: Callable[[], float | None] = lambda: None
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)

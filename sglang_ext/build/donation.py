@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span
 from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.rank_lender import RankLender
 from swift_tiers.radix_tiering.lending.donation.rank_runs import RankRuns
+from swift_tiers.radix_tiering.lending.donation.serving_time import ServingTime
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.lending.leases.service import LeaseService
@@ -162,6 +163,7 @@ class Donation:
         many `ranks`, which run the same requests in lockstep, and lend together."""
         self.stack = stack
         self._tick_at = self._told_at = self._copies_seen_at = 0.0
+        self._time = ServingTime(time.monotonic)
         self._scheduler = scheduler
         self._server = server
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
@@ -187,7 +189,8 @@ class Donation:
         self.lender: Lender | RankLender
         if ranks == 1:
             self.lender = Lender(pool, sizer, layout, service, effects, demand=self._demand, **waits, **tells)
-            self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack) if keep_seconds else None
+            if keep_seconds:
+                self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack, clock=self._time.look)
         else:
             all_reduce = scheduler.tree_cache._all_reduce_attn_groups
             self.lender = together = RankLender(
@@ -196,7 +199,7 @@ class Donation:
                 RankRuns(pool, layout, service, effects, **waits),
                 sizer,
                 lambda values: least([values], all_reduce)[0],
-                clock=time.monotonic,
+                clock=self._time.look,
                 demand=self._demand,
                 forget=self._forget,
                 failed=self._failed,
@@ -212,8 +215,9 @@ class Donation:
     def tick(self) -> None:
         """To be called at the beginning of each round. With several ranks it raises what their collectives raise, as
         SGLang's own do."""
+        served = self._time.look()
         if isinstance(self.lender, Lender):
-            self._tick(self.lender)
+            self._tick(self.lender, served)
         else:
             if self._allocator.refused:
                 self._allocator.refused = False
@@ -222,7 +226,7 @@ class Donation:
             self.lender.step(computed=self._scheduler.last_batch is not None)
 
     @never_raises(lambda: None)
-    def _tick(self, lender: Lender) -> None:
+    def _tick(self, lender: Lender, served: float) -> None:
         now = time.monotonic()
         if now < self._tick_at:
             return
@@ -232,9 +236,9 @@ class Donation:
             lender.refused()
         self._mind_server(now)
         try:
-            lender.tick(now)
+            lender.tick(served)
         except Exception:
-            lender.retreat(now)
+            lender.retreat(served)
             raise
         self._tick_at = now
 

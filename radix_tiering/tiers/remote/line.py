@@ -20,6 +20,9 @@ from .objects import ObjectShape
 
 #: How long a job may take before the child is given up, seconds.
 JOB_SECONDS = 10.0
+#: Before an engine is given up whoever has stood still himself, as a process that was paused, hears what it has to say
+#: after all: seconds.
+LAST_CHANCE = 1.0
 #: How long an engine may take to be opened, and is left alone after it has gone, doubled each time; seconds.
 OPEN_SECONDS, FIRST_PAUSE, MOST_PAUSE = 120.0, 1.0, 60.0
 #: An object that nobody writes: whether it is there is asked to see whether anything is answered.
@@ -91,6 +94,7 @@ class EngineLine:
         self._opens_at = 0.0  # when the next life begins
         self._began = 0.0  # when the last one did
         self._open_until = 0.0  # by when it has to be ready
+        self._last_chance: float | None = None  # when it is given up that was found stuck
         self._jobs: dict[int, _Job] = {}
         self._late: dict[int, _Job] = {}  # that nobody waits for any more
         self._held: list[EngineAnswer] = []  # whose bytes have not passed yet
@@ -171,6 +175,7 @@ class EngineLine:
                 job.done(answer.done)
         elif (job := self._late.pop(answer.number, None)) is not None:
             self.slots.give_back(job.slots)
+            self._last_chance = None  # as long as some come that were late, more may
 
     def _judge(self, job: _Job, answer: EngineAnswer) -> None:
         """What an answer says of the engine. One that takes nothing may be read from all the same."""
@@ -213,25 +218,37 @@ class EngineLine:
 
     def go_on(self, now: float) -> None:
         """End a life that is stuck, begin one, ask whether it answers again, as far as it is time for that."""
-        stuck = any(now >= job.began + JOB_SECONDS for job in self._late.values())
-        if stuck:
-            self._lose("it does not answer, and is begun anew")
-        if self.alive and not self.ready and now >= self._open_until:
-            self._lose(f"it was not ready within {OPEN_SECONDS:.0f} s")
+        stuck = self._stuck(now)
+        if not stuck:
+            self._last_chance = None
+        elif self._last_chance is None:
+            self._last_chance = now + LAST_CHANCE
+        elif now >= self._last_chance:
+            self._lose(stuck)
         if not self.alive and now >= self._opens_at:
             self._begin(now)
         tries_at = self.breaker.tries_at
         if self.ready and tries_at is not None and now >= tries_at:
             self._try(now)
 
+    def _stuck(self, now: float) -> str:
+        """Why the life is to be given up, if it has nothing to say; empty: it is not."""
+        if any(now >= job.began + JOB_SECONDS for job in self._late.values()):
+            return "it does not answer, and is begun anew"
+        if self.alive and not self.ready and now >= self._open_until:
+            return f"it was not ready within {OPEN_SECONDS:.0f} s"
+        return ""
+
     def due(self) -> list[float]:
         """When there is something to do for `look_at_the_time` or `go_on`."""
-        due = [job.until for job in self._jobs.values()] + [job.began + JOB_SECONDS for job in self._late.values()]
+        due = [job.until for job in self._jobs.values()]
         due += [self._jobs[answer.number].passes for answer in self._held]
+        chance = self._last_chance
+        due += [job.began + JOB_SECONDS for job in self._late.values()] if chance is None else [chance]
         if not self.alive:
             due.append(self._opens_at)
         elif not self.ready:
-            due.append(self._open_until)
+            due.append(self._open_until if chance is None else chance)
         elif self.breaker.tries_at is not None:
             due.append(self.breaker.tries_at)
         return due
@@ -246,6 +263,7 @@ class EngineLine:
         self._jobs.clear()
         self._late.clear()
         self._held.clear()
+        self._last_chance = None
         for job in jobs:
             job.late()
         self.breaker.lost(self._clock())

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import NotHeldError
+from swift_tiers.radix_tiering.restore.copying import PAGES_TIMED
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.stack import PAGES_TIMED, TierStack
+from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.pacing import SLACK_SECONDS
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
@@ -408,3 +409,49 @@ def test_a_copy_that_takes_no_longer_than_what_is_computed_beside_it_costs_nothi
     tokens = planner._page_tokens
     assert planner.recomputes_what_is_here(0, 10, 9 * tokens) is not None
     assert planner.recomputes_what_is_here(0, 10, 10 * tokens) is None
+
+
+@pytest.mark.parametrize("before", [0, 50])
+@pytest.mark.parametrize("pages", [16, PAGES_TIMED])
+def test_a_copy_in_which_everything_stood_still_is_soon_forgotten(pages: int, before: int) -> None:
+    """A page is copied in a tenth of what computing it takes. One copy took a minute."""
+    stack, _ = here(0.0001 if before else 60.0 / PAGES_TIMED, compute=0.001)
+    link, decides = stack.links["host-device"], stack.planner.recomputes_what_is_here
+    for _ in range(before):
+        link.count(pages, 1, 0.0001 * pages)
+    if before:
+        link.count(pages, 1, 60.0)
+    copies = 0
+    while decides(0, PAGES) is not None:
+        link.count(PAGES_TIMED, 1, 0.0001 * PAGES_TIMED)
+        copies += 1
+        assert copies <= 16, "it is computed for too long"
+    assert link.snapshot().seconds > 60.0, "what is displayed is all that was"
+
+
+@pytest.mark.parametrize("pages", [16, PAGES_TIMED])
+def test_a_link_that_turns_slow_is_known_for_it_after_a_few_copies(pages: int) -> None:
+    """However long it was fast; and one that turns fast again as well."""
+    stack, _ = here(0.0001, compute=0.001)
+    link, decides = stack.links["host-device"], stack.planner.recomputes_what_is_here
+    for _ in range(1_000_000 // PAGES_TIMED):
+        link.count(PAGES_TIMED, 1, 0.0001 * PAGES_TIMED)
+    for each, slow in ((0.005, True), (0.0001, False)):
+        copied = 0
+        while (decides(0, PAGES) is not None) is not slow:
+            link.count(pages, 1, each * pages)
+            copied += pages
+            assert copied <= 8 * PAGES_TIMED, "it takes too long to notice"
+        for _ in range(400):
+            link.count(pages, 1, each * pages)
+        assert stack.planner.here_seconds() == pytest.approx(each, rel=0.1)
+
+
+def test_copies_of_single_pages_do_not_say_what_many_take() -> None:
+    """What is the same for each copy is most of what theirs take."""
+    stack, _ = here(0.0001, compute=0.001)
+    for _ in range(1000):
+        stack.links["host-device"].count(PAGES_TIMED, 1, 0.0001 * PAGES_TIMED)
+        for _ in range(4):
+            stack.links["host-device"].count(1, 1, 0.002)
+    assert stack.planner.here_seconds() == pytest.approx(0.0001, rel=0.1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,14 @@ from swift_tiers.radix_tiering.tiers.remote.engine import (
     EngineReady,
     Verb,
 )
-from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, MOST_PAUSE, OPEN_SECONDS, EngineLine, LifeEvent
+from swift_tiers.radix_tiering.tiers.remote.line import (
+    JOB_SECONDS,
+    LAST_CHANCE,
+    MOST_PAUSE,
+    OPEN_SECONDS,
+    EngineLine,
+    LifeEvent,
+)
 
 from support.examples import examples
 
@@ -305,3 +313,79 @@ def test_an_engine_that_cannot_be_opened_is_told_of_once_for_each_reason() -> No
     world.do("die")
     assert world.emitted[-1] == ("remote.engine_gone", "killed")
     assert world.line.unopened == "", "it could be opened"
+
+
+def pause(world: Line, seconds: float) -> None:
+    """Everything stands still, the engine too; the tier's thread goes on first."""
+    world.now += seconds
+    world.turn()
+
+
+@pytest.mark.parametrize("was_late", [False, True])
+def test_an_engine_that_stood_still_with_everything_may_answer_after_all(was_late: bool) -> None:
+    world = Line()
+    for deed in ("wait", "ready"):
+        world.do(deed)
+    slots = world.line.slots.take(2)
+    world.ask("get", slots)
+    if was_late:
+        world.pass_time(6.0)
+    pause(world, 60.0)
+    assert world.answered == [False], "who waited for it is told"
+    world.do("answer")
+    world.pass_time(2 * JOB_SECONDS)
+    assert len(world.engines) == 1
+    assert world.engine is not None
+    assert [event for event, _ in world.emitted] == ["remote.engine_ready"]
+    assert set(slots) <= set(world.line.slots.take(8)), "their room is free"
+
+
+def test_of_several_that_were_late_for_a_pause_each_may_come_for_as_long_as_some_do() -> None:
+    world = Line()
+    for deed in ("wait", "ready", "ask", "ask"):
+        world.do(deed)
+    pause(world, 60.0)
+    engine = world.engine
+    assert engine is not None
+    asked = engine.jobs[:4]
+    for job in asked:
+        world.pass_time(0.9 * LAST_CHANCE)
+        engine.tell(EngineAnswer(job.number, [True], ""))
+        world.turn()
+    world.pass_time(1.1 * LAST_CHANCE)
+    assert not engine.ended
+
+
+def test_an_engine_may_be_ready_after_a_pause() -> None:
+    world = Line()
+    world.turn()
+    pause(world, 2 * OPEN_SECONDS)
+    world.do("ready")
+    world.pass_time(OPEN_SECONDS)
+    assert (world.line.open, world.line.lives) == (True, 1)
+
+
+def test_an_engine_that_is_stuck_is_given_up_after_a_pause_as_well() -> None:
+    world = Line()
+    for deed in ("wait", "ready", "ask"):
+        world.do(deed)
+    engine = world.engine
+    assert engine is not None
+    pause(world, 60.0)
+    assert not engine.ended
+    world.pass_time(LAST_CHANCE)
+    assert engine.ended
+    assert world.emitted[-1] == ("remote.engine_gone", "it does not answer, and is begun anew")
+
+
+def test_an_engine_is_not_given_up_before_its_time() -> None:
+    """And not much later."""
+    world = Line()
+    for deed in ("wait", "ready", "ask"):
+        world.do(deed)
+    engine = world.engine
+    assert engine is not None
+    world.pass_time(JOB_SECONDS - 0.1)
+    assert not engine.ended
+    world.pass_time(0.1 + LAST_CHANCE)
+    assert engine.ended

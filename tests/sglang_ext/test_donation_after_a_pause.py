@@ -1,0 +1,127 @@
+"""A donor whose process stood still: what it needed, and used, before that is no older for it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from swift_tiers.radix_tiering.base.bounds import donation_bounds
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.sglang_ext.build import donation as module
+from swift_tiers.sglang_ext.build.donation import Donation
+from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
+from swift_tiers.sglang_ext.way.keeping_cache import KeepingRadixCache
+
+PAGE, PAGES, SECONDS = 2, 100, 60.0
+#: Pages of a cached prefix, and pages that requests need at times.
+CACHED, NEEDED = 20, 50
+
+
+class Donor:
+    """The first of one rank or two, between rounds that the test begins. The others have no borrowers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.allocator = PagedLendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, need_sort=False)
+        cache = KeepingRadixCache(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=None,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=PAGE,
+                tree_components=(ComponentType.FULL,),
+            )
+        )
+        cache._all_reduce_attn_groups = self._all_reduce
+        self.faults: list[str] = []
+        scheduler = SimpleNamespace(
+            token_to_kv_pool_allocator=self.allocator, tree_cache=cache, running_batch=SimpleNamespace(reqs=[]),
+            last_batch=None, chunked_req=None, waiting_queue=[], max_running_requests=4, result_queue=[],
+            new_token_ratio_tracker=SimpleNamespace(current=0.5),
+        )  # fmt: skip
+        server: Any = SimpleNamespace(computing=lambda computes: None, copying=frozenset, copying_seconds=0.0)
+        service: Any = SimpleNamespace(wanted_bytes=lambda run_bytes: 0, bytes_in=lambda *states: 0)
+        stack = SimpleNamespace(events=SimpleNamespace(emit=lambda kind, **facts: self.faults.append(str(facts))))
+        bounds = donation_bounds(True)
+        assert bounds is not None
+        self.donation = Donation(
+            scheduler, stack, PoolLayout((0,), 4096), bounds, SECONDS, SECONDS, service, deque(), server, ranks=ranks
+        )
+        slots = self.allocator.alloc(CACHED * PAGE)
+        cache.insert(InsertParams(key=RadixKey(array("q", range(CACHED * PAGE))), value=slots))
+
+    @staticmethod
+    def _all_reduce(values: torch.Tensor, how: Any) -> None:
+        values[-1][-1] = 0
+
+    @property
+    def spare(self) -> int:
+        """Pages that it would lend."""
+        lender = self.donation.lender
+        if not isinstance(lender, Lender):
+            assert lender._lead is not None
+            lender = lender._lead.lender
+        return lender._sizer.spare(lender._now)
+
+    @property
+    def kept(self) -> int:
+        """Pages of cached prefixes."""
+        assert self.donation._kept is not None
+        return self.donation._kept.tokens() // PAGE
+
+    def round(self, seconds: float) -> None:
+        """After the last one."""
+        self.now += seconds
+        self.donation.tick()
+
+    def requests(self) -> None:
+        """Some come, and end."""
+        slots = self.allocator.alloc(NEEDED * PAGE)
+        for _ in range(8):
+            self.round(0.05)
+        self.allocator.free(slots)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_is_lent_for_a_pause(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    donor = Donor(monkeypatch, ranks)
+    donor.requests()
+    for _ in range(20):
+        donor.round(0.05)
+    before = donor.spare
+    assert before == PAGES - (NEEDED + NEEDED // 10)
+    assert donor.kept == CACHED
+    donor.round(SECONDS + 1)
+    for _ in range(8):
+        donor.round(0.05)
+    assert donor.spare == before
+    assert donor.kept == CACHED
+    assert not donor.faults
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("between", [0.01, 1.05])
+def test_what_was_needed_grows_old_while_there_is_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, between: float
+) -> None:
+    """Also where the scheduler sleeps between its rounds, a second each time."""
+    donor = Donor(monkeypatch, ranks)
+    donor.requests()
+    began = donor.now
+    while donor.spare < PAGES:
+        donor.round(between)
+        assert donor.now < began + 1.1 * SECONDS, "it never grows old"
+    assert donor.now > began + 0.9 * SECONDS
+    assert donor.kept == 0
+    assert not donor.faults
