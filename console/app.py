@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -14,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
 from . import looker
@@ -67,13 +67,14 @@ class ConsoleApp(App[None]):
         readonly: bool = False,
         ascii: bool = False,
         dark: bool = True,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = THREADS.boot_time,
         now: Callable[[], datetime] = datetime.now,
         folder: Path | None = None,
         rest: Callable[[], object] = lambda: None,
     ) -> None:
-        """`monotonic` and `now` are the console's own clock; `folder` is where exports go (the current directory).
-        `rest` is called now and then while nobody presses a key, first when the first look has been painted."""
+        """`monotonic` and `now` are the console's own clock, which goes on while the machine sleeps: what is shown then
+        grows old. `folder` is where exports go (the current directory). `rest` is called now and then while nobody
+        presses a key, first when the first look has been painted."""
         super().__init__()
         self.widgets = Widgets(
             StatusLine(id="status"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from textual.message import Message
 
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.runner import THREADS
 
 from .feeds.feed import Feed, Look, ViewAnswers, ViewQuestion
 
@@ -26,7 +26,7 @@ class LookTaken(Message):
     def __init__(self, look: Look, at: float) -> None:
         super().__init__()
         self.look = look
-        self.at = at  # by the monotonic clock
+        self.at = at  # by the console's clock
 
 
 class Lost(Message):
@@ -56,7 +56,7 @@ class Looker:
         feed: Feed,
         post: Callable[[Message], object],
         interval: float = USUAL,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = THREADS.boot_time,
     ) -> None:
         self._feed = feed
         self._post = post

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.figures import size
@@ -42,7 +43,7 @@ class RecordingFeed(Feed):
         path: Path,
         version: str,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = THREADS.boot_time,
         wall: Callable[[], float] = time.time,
         most_bytes: int = MOST_BYTES,
     ) -> None:

@@ -39,6 +39,8 @@ BENEATH = {
 RECENT_SECONDS, RECENT_TOKENS, FORMER_RATE, COLLAPSE = 20.0, 2000, 0.2, 0.5
 #: What is only counted, and has not grown for so long, seconds, is a note: it happened, and is over.
 SILENT_SECONDS = 300.0
+#: What one look adds to a silence at most, seconds: Redis' clock may have been set forward since the one before.
+LONGEST_STEP = 60.0
 _FIGURES = re.compile(r"[\d.]+(?:[kMGT](?:iB)?|B|%)?(?: (?:ms|s|min|h|d)\b)?")
 
 
@@ -55,11 +57,11 @@ class Alarm(NamedTuple):
 
 
 class _KnownAlarm(NamedTuple):
-    """An alarm that was there before: since when, and since when it has happened so often."""
+    """An alarm that was there before: since when, how often it had happened, and for how long no more than that."""
 
     since: float
     counted: int
-    same_since: float
+    silent: float  # seconds
 
 
 class Alarms:
@@ -67,23 +69,26 @@ class Alarms:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], _KnownAlarm] = {}
+        self._time: float | None = None  # of the last look
         self._departures = Departures()
 
     def of(self, snapshot: Snapshot, history: History) -> tuple[Alarm, ...]:
         """The worst first, and of these the newest."""
         departed = self._departures.observe(snapshot)
         now, known, found = snapshot.time, {}, []
+        step = 0.0 if self._time is None else max(0.0, min(now - self._time, LONGEST_STEP))
         for alarm in _alarms(snapshot, history, departed):
             key = _key(alarm)
-            former = self._known.get(key, _KnownAlarm(now, alarm.counted, now))
-            same_since = former.same_since if former.counted == alarm.counted else now
-            known[key] = _KnownAlarm(former.since, alarm.counted, same_since)
-            alarm = alarm._replace(since=former.since)
-            if alarm.counted and now - same_since >= SILENT_SECONDS:
+            former = self._known.get(key)
+            since = now if former is None else former.since
+            silent = 0.0 if former is None or former.counted != alarm.counted else former.silent + step
+            known[key] = _KnownAlarm(since, alarm.counted, silent)
+            alarm = alarm._replace(since=since)
+            if alarm.counted and silent >= SILENT_SECONDS:
                 what = f"{alarm.what}; none in the last {seconds(SILENT_SECONDS)}"
                 alarm = alarm._replace(mark=min(alarm.mark, Mark.NOTE), what=what)
             found.append(alarm)
-        self._known = known
+        self._known, self._time = known, now
         return tuple(sorted(found, key=lambda alarm: (-alarm.mark, -alarm.since, alarm.place)))
 
 

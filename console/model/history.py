@@ -47,9 +47,13 @@ class _Ring:
         self._ordered: np.ndarray | None = None  # many ask between two looks
 
     def add(self, row: list[float]) -> None:
-        """A look that says nothing newer is not one."""
-        if self._count and not row[0] > self._rows[(self._count - 1) % LOOKS, 0]:
-            return
+        """A look that says nothing newer is not one. An earlier one begins anew: its server's clock was set back."""
+        if self._count:
+            last = self._rows[(self._count - 1) % LOOKS, 0]
+            if row[0] == last:
+                return
+            if row[0] < last:
+                self._count = 0
         self._rows[self._count % LOOKS] = row
         self._count += 1
         self._ordered = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swift_tiers.radix_tiering.bus.contract.view import seconds_since
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, Snapshot, View
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 
 from .alarms import Alarm
 from .events import EventHistory
@@ -51,8 +53,15 @@ class Moment:
             state = self.server(view.server)
             offset = None if state is None else state.server.clock_offset_seconds
             if offset is not None:
-                return max(0.0, self.snapshot.time - (view.time - offset)) + self.age
+                age = seconds_since(view.time - offset, self.snapshot.time)
+                return None if age is None else age + self.age
         return view.age_seconds + self.age
+
+    def age_of_event(self, event: StreamEvent) -> float | None:
+        """Seconds since it happened, likewise."""
+        if self.snapshot is None or event.age_seconds is None:
+            return None
+        return max(0.0, self.snapshot.time - event.happened) + self.age
 
     def is_old(self, view: View) -> bool:
         """Whether what it says may no longer be so: to be greyed."""

@@ -26,6 +26,7 @@ class RequestFacts:
         "_outcome",
         "_restore",
         "_waited",
+        "arrived",
         "counted",
         "ended",
         "last_node",
@@ -37,6 +38,7 @@ class RequestFacts:
     )
 
     def __init__(self) -> None:
+        self.arrived: float | None = None  # seconds since 1970, as it was told first
         self.runs: Runs = ()  # pages of the prompt that were loaded from below, from the first admission on
         self.last_page = ""  # hex key of the last page of its prompt that may be found
         self.whole = ""  # why it needs its prefix whole before it is computed; empty if it does not

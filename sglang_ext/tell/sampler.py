@@ -178,6 +178,9 @@ class Sampler:
     def _request(self, req: Any, state: RequestState, *, ended: float | None = None) -> RequestSample:
         facts, stats = RequestFacts.of(req), req.time_stats
         arrived = stats.scheduler_recv_time
+        if facts.arrived is None:
+            # Once: SGLang measures its clocks anew at every new request, and two times would be two requests.
+            facts.arrived = convert_time_to_realtime(arrived)
         prompt = len(req.origin_input_ids)
         admitted = stats.forward_entry_time > 0
         cached = min(req.cached_tokens, prompt) if admitted else 0
@@ -187,7 +190,7 @@ class Sampler:
         return RequestSample(
             rid=shown_rid(req.rid),
             state=state,
-            arrived=convert_time_to_realtime(arrived),
+            arrived=facts.arrived,
             prompt_tokens=prompt,
             output_tokens=len(req.output_ids),
             device_tokens=device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swift_tiers.console.model.alarms import RECENT_SECONDS, Alarms, falls_to, how_many
+from swift_tiers.console.model.alarms import RECENT_SECONDS, SILENT_SECONDS, Alarms, falls_to, how_many
 from swift_tiers.console.model.departures import KNOWN, RETURN
 from swift_tiers.console.model.history import History
 from swift_tiers.radix_tiering.bus.contract.views import RankState, Snapshot, TierView
@@ -163,6 +163,31 @@ def with_rank(change) -> Snapshot:
 
 def told(snapshot: Snapshot) -> list[str]:
     return [alarm.what for alarm in Alarms().of(snapshot, History())]
+
+
+def test_a_clock_that_was_set_forward_is_no_silence() -> None:
+    """Redis' clock says that five minutes have passed, of which nobody has seen one."""
+
+    def failed(time: float, loads: int) -> tuple[Mark, str]:
+        snapshot = with_rank(
+            lambda one: msgspec.structs.replace(one, rank=msgspec.structs.replace(one.rank, failed_loads=loads))
+        )
+        found = alarms.of(msgspec.structs.replace(snapshot, time=time), History())
+        return next((alarm.mark, alarm.what) for alarm in found if "503" in alarm.what)
+
+    alarms = Alarms()
+    for second in range(5):
+        failed(1000.0 + second, second + 1)
+    set_at = 1005.0 + SILENT_SECONDS + 100.0
+    mark, what = failed(set_at, 5)
+    assert mark is Mark.WRONG
+    assert "none in the last" not in what
+    for second in range(int(SILENT_SECONDS) - 120):
+        assert failed(set_at + second, 5)[0] is Mark.WRONG
+    for second in range(int(SILENT_SECONDS)):
+        mark, what = failed(set_at + SILENT_SECONDS + second, 5)
+    assert mark is Mark.NOTE
+    assert "none in the last" in what
 
 
 def test_requests_that_had_to_recompute_have_not_waited() -> None:

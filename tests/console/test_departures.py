@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swift_tiers.console.model.alarms import SILENT_SECONDS, Alarm, Alarms
+from swift_tiers.console.model.alarms import LONGEST_STEP, SILENT_SECONDS, Alarm, Alarms
 from swift_tiers.console.model.departures import Departures, Going
 from swift_tiers.console.model.history import History
 from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView, Snapshot
@@ -15,6 +15,8 @@ from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 from support.console_world import GIB, World
 
 TTL = 5.0
+#: When somebody looks while nothing more happens, seconds.
+SILENCE = tuple(LONGEST_STEP * look for look in range(1, int(SILENT_SECONDS / LONGEST_STEP)))
 
 
 def told(world: World, time: float, heartbeat: float, *, there: bool) -> Snapshot:
@@ -121,7 +123,7 @@ def test_what_was_only_counted_is_over_when_it_has_not_grown_for_long() -> None:
     out = "is out of service: write failed: Input/output error"
     assert marks(0.0, 1)[damaged.format(1)] is Mark.WRONG
     assert marks(200.0, 2)[damaged.format(2)] is Mark.WRONG
-    assert marks(200.0 + SILENT_SECONDS - 1, 2)[damaged.format(2)] is Mark.WRONG
+    assert {marks(200.0 + seconds, 2)[damaged.format(2)] for seconds in SILENCE} == {Mark.WRONG}
     quiet = marks(200.0 + SILENT_SECONDS, 2)
     assert (quiet[damaged.format(2)], quiet[out]) == (Mark.NOTE, Mark.WRONG)
     assert marks(1000.0, 3)[damaged.format(3)] is Mark.WRONG, "it goes on"
@@ -143,6 +145,7 @@ def test_what_is_over_is_so_however_much_else_was_done_well_meanwhile() -> None:
         return next(one.mark for one in found if "fell behind" in one.what)
 
     assert mark(0.0, 200) is Mark.WARNING
+    assert {mark(seconds, 250) for seconds in SILENCE} == {Mark.WARNING}
     assert mark(SILENT_SECONDS, 300) is Mark.NOTE
 
 

@@ -181,6 +181,14 @@ def test_one_event_is_shown_in_full_and_leads_on() -> None:
     assert rows[1].place == Place("blocks", (PlaceStep("page", KEY),))
 
 
+def test_when_an_event_happened_is_not_said_where_nobody_knows() -> None:
+    """Redis' clock was set back since."""
+    unknown = msgspec.structs.replace(event(1), happened=START + 3600, age_seconds=None)
+    shown = [said(scene_of(log_of(one), TOP.enter(PlaceStep("event", "0")))) for one in (event(1), unknown)]
+    assert ["ago)" in text for text in shown] == [True, False]
+    assert "(?)" in shown[1]
+
+
 @pytest.mark.parametrize("number", ["7", "-1", "x", "99999999999999999999"])
 def test_an_event_that_is_not_kept_is_said_not_to_be(number: str) -> None:
     assert "kept no more" in said(scene_of(log_of(event(1)), TOP.enter(PlaceStep("event", number))))

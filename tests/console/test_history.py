@@ -52,6 +52,19 @@ def test_a_look_that_says_nothing_newer_is_none() -> None:
     assert history_of(*views).rates(views[-1], "hits") == pytest.approx([20])
 
 
+def test_rates_begin_anew_where_a_servers_clock_was_set_back() -> None:
+    """The old ones are not of now, however long it takes until the clock is where it was."""
+    views = [tier(1e9 + second, bytes_read=1000 * second) for second in range(2 * LOOKS)]
+    after = [tier(1e9 - 3600 + second, bytes_read=1000 * len(views)) for second in range(3)]
+    history = history_of(*views, after[0])
+    assert history.rate(after[0], "bytes_read", seconds=5.0) is None
+    assert history.rates(after[0], "bytes_read") == []
+    for view in after[1:]:
+        history.observe(look(view))
+    assert history.rate(after[-1], "bytes_read", seconds=5.0) == 0.0
+    assert history.times(after[-1], 60.0) == [view.time for view in after]
+
+
 def test_a_server_that_was_started_anew_has_no_rate() -> None:
     views = [tier(1.0, hits=1000), tier(2.0, hits=5), tier(3.0, hits=25)]
     history = history_of(*views[:2])

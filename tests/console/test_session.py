@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
+from inspect import signature
 
+import msgspec
+import pytest
+
+from swift_tiers.console.app import ConsoleApp
 from swift_tiers.console.feeds.feed import ViewAnswers, ViewQuestion
+from swift_tiers.console.feeds.recording import RecordingFeed
+from swift_tiers.console.looker import Looker
 from swift_tiers.console.model.glyphs import UNICODE
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.session import Reply, Session
 from swift_tiers.console.widgets.grid import Grid
+from swift_tiers.radix_tiering.base.runner import THREADS
 
 from support.console_screen import NOW
 from support.console_world import WorldFeed
@@ -25,6 +32,12 @@ class Clock:
 
 def session(feed: WorldFeed, clock: Clock) -> Session:
     return Session(feed, Grid(), Palette(), UNICODE, 0.5, not feed.steers, clock, lambda: NOW)
+
+
+@pytest.mark.parametrize("kind", [ConsoleApp, Looker, RecordingFeed])
+def test_the_consoles_clock_goes_on_while_the_machine_sleeps(kind: type) -> None:
+    """After a night with the lid closed, what is on the screen is of yesterday."""
+    assert signature(kind).parameters["monotonic"].default == THREADS.boot_time
 
 
 def test_a_moment_grows_old_until_the_next_look() -> None:

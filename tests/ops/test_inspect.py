@@ -405,7 +405,7 @@ def test_a_page_that_some_or_all_do_not_answer_for(inspect: Inspect, alpha: Hand
 
 
 def test_an_event_of_a_clock_that_is_far_out(inspect: Inspect, alpha: HandWritten) -> None:
-    alpha.event("device.out", at=1e18, device="/ssd1")
+    alpha.event("device.out", at=-1e18, device="/ssd1")
     (line,) = (line for line in inspect("events").lines if "device.out" in line)
     assert line.startswith("at an unknown time")
 

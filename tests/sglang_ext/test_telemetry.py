@@ -16,6 +16,11 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.bus.contract.schema import Keys
+from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
+from swift_tiers.radix_tiering.bus.speak.mirror import Mirror
+from swift_tiers.radix_tiering.bus.speak.request_board import RequestBoard
 from swift_tiers.radix_tiering.gpus.nvml import Nvml
 from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 from swift_tiers.radix_tiering.gpus.watch import GpuWatch
@@ -145,6 +150,30 @@ def a_request_from_its_arrival_to_its_end(s):
     assert (end.rid, end.state.value, end.output_tokens, end.block_table) == (req.rid, "finished", 20, ())
     assert before - 1 < end.arrived <= end.ended < time.time() + 1
     assert (end.queue_seconds, end.first_token_seconds) == (one.queue_seconds, one.first_token_seconds)
+
+
+def a_request_has_one_time_of_arrival(s):
+    """SGLang measures its clocks anew at every new request, and somebody may set them. A name that has another time is
+    another request, for whose sake the bus would forget the one that has ended."""
+    from sglang.srt.observability import req_time_stats
+
+    telemetry = s.linker.reporting.telemetry
+    telemetry.ended()
+    req = s.add(prompt(5), max_new_tokens=20)
+    s.run(until=lambda: len(req.output_ids) > 3)
+    found = sample(s)
+    req_time_stats.global_diff_realtime_monotonic += 3600.0
+    try:
+        s.run()
+    finally:
+        req_time_stats.calibrate_time_diff()
+    (end,) = telemetry.ended()
+    assert end.arrived == of(found, req).arrived
+    keys, mirror, written = Keys("swift"), Mirror(5.0, time.monotonic), {}
+    mirror.write = lambda batch, key, said, ttl=None: written.update({key: said})
+    RequestBoard(keys, mirror, "alpha", "dp0-tp0", THREADS).publish(RedisBatch(), found, [end], end.ended)
+    key = keys.of("request", server="alpha", rank="dp0-tp0", rid=req.rid)
+    assert {name: said["state"] for name, said in written.items()} == {key: "finished"}
 
 
 def the_key_of_a_prompt_from_its_arrival_on(s):
@@ -575,6 +604,7 @@ def scheduler(tmp_path_factory):
     "scenario",
     [
         a_request_from_its_arrival_to_its_end,
+        a_request_has_one_time_of_arrival,
         the_key_of_a_prompt_from_its_arrival_on,
         every_token_of_a_prompt_is_told_from_where_it_came,
         what_comes_from_a_store_was_not_on_the_device,

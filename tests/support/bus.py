@@ -28,6 +28,7 @@ class HandWritten:
         *,
         ranks: tuple[str, ...] = ("dp0-tp0",),
         offset: float = 0.0,
+        life: str = "4242-7200.500000",
         prefix: str = "swift",
         control: bool = True,
         lends: bool = False,
@@ -37,6 +38,7 @@ class HandWritten:
         self.name = name
         self.ranks = ranks
         self.offset = offset
+        self.life = life
         self.keys = Keys(prefix)
         self.control = control
         self.lends = lends
@@ -141,6 +143,7 @@ class HandWritten:
         self.sequences[rank] = self.sequences.get(rank, 0) + 1 if sequence is None else sequence
         entry = {
             "rank": rank,
+            "life": self.life,
             "sequence": self.sequences[rank],
             "time": (self.now() - ago if at is None else at) + self.offset,
             "kind": kind,

@@ -142,15 +142,13 @@ def _about(scene: Scene, number: str) -> list[Text]:
     if isinstance(item, Gap):
         return [scene.line((f"{LOST}: ", "warning"), (gap_words(item), "text")), who]
     kind = event_words.kind_of(item)
-    assert scene.moment.snapshot is not None
-    age = max(0.0, scene.moment.snapshot.time - item.happened + scene.moment.age)
     differs = item.time is not None and abs(item.time - item.happened) > SKEW_SECONDS
     own = f", {time_words(item.time, True)} by its server's clock" if differs and item.time is not None else ""
     return [
         scene.line((f"{kind.mark} ", MARKS[kind.mark]), (text(item.kind), "title"), f"  {kind.meaning}"),
         scene.line(
             (f"{text(item.server)} {text(item.rank)}", "title"), f"  {time_words(item.happened, True)}"
-            f" ({ago(age)}){own}",
+            f" ({ago(scene.moment.age_of_event(item))}){own}",
         ),
         scene.line(f"number {item.sequence or UNKNOWN} of this rank, entry {text(item.entry)} of its server's stream"),
         Text(),

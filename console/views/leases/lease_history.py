@@ -71,15 +71,12 @@ def history(scene: Scene, events: Iterable[LeaseEvent], room: int) -> list[Text]
         mark = event_words.kind_of(event).mark
         lines.append(
             scene.line(
-                (f"{_ago(scene, event):>11}  ", "muted"), (f"{text(one.name)}  ", "text"), *_what(scene, event, mark)
+                (f"{ago(scene.moment.age_of_event(event)):>11}  ", "muted"),
+                (f"{text(one.name)}  ", "text"),
+                *_what(scene, event, mark),
             )
         )
     return [scene.line(("what has happened", "title")), *lines] if lines else []
-
-
-def _ago(scene: Scene, event: StreamEvent) -> str:
-    assert scene.moment.snapshot is not None
-    return ago(max(0.0, scene.moment.snapshot.time - event.happened + scene.moment.age))
 
 
 def _what(scene: Scene, event: StreamEvent, mark: Mark) -> list[tuple[str, str]]:

@@ -222,11 +222,12 @@ def no_record(reason: str, *, time: float) -> Record:
 # ---- events ----
 
 
-def event_record(event: Event, rank: str) -> Record:
-    """An entry of `events`."""
+def event_record(event: Event, rank: str, life: str) -> Record:
+    """An entry of `events`. `life`: which process of the rank it was."""
     fields = {name: _shortened(value) for name, value in event.fields.items()}
     return {
         "rank": rank,
+        "life": life,
         "sequence": to_text(event.sequence),
         "time": to_text(event.time),
         "kind": event.kind,

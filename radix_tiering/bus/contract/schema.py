@@ -230,7 +230,8 @@ KEYS: tuple[KeySpec, ...] = (
         RedisKind.STREAM,
         (
             FieldSpec("rank", "who says it"),
-            FieldSpec("sequence", "per rank, from 1: a gap is what was lost"),
+            FieldSpec("life", "of the rank: its process, and when that began, in seconds since its machine did"),
+            FieldSpec("sequence", "per life, from 1: a gap is what was lost"),
             FieldSpec("time", "when it happened"),
             FieldSpec("kind", "`device.out`, `page.corrupt`, `restore.expired`, ..."),
             FieldSpec("fields", "JSON object"),

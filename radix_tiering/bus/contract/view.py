@@ -8,6 +8,9 @@ from ...figures.declare import Figures, fact, gauge
 P50 = gauge("the median of what one of these took; to within a factor of two; empty if none")
 P99 = gauge("the 99th percentile, likewise; 8.4 for all above")
 
+#: How far ahead of now what is of now may seem, seconds: clocks are compared by asking.
+AHEAD_SECONDS = 1.0
+
 
 class View(Figures):
     """What one key said when it was read."""
@@ -21,6 +24,11 @@ class RankedView(View):
     """What one rank of a server said."""
 
     rank: str
+
+
+def seconds_since(then: float, now: float) -> float | None:
+    """How long ago that was, both by one clock; None where it is yet to come: that clock was set back since."""
+    return max(0.0, now - then) if then <= now + AHEAD_SECONDS else None
 
 
 def lease_name(server: str, rank: str) -> str:

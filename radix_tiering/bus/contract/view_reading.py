@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import msgspec
 
 from ...figures.declare import figures_of
-from .view import View
+from .view import View, seconds_since
 from .views import ServerView
 
 AnyView = TypeVar("AnyView", bound=View)
@@ -76,13 +76,12 @@ def aged(view: AnyView, offset: float | None, now: float) -> AnyView:
     """`view` with its age. `offset`: its writer's clock minus Redis' clock, if known; `now`: by Redis' clock."""
     if view.time is None or offset is None:
         return view
-    # Offsets are measured: what has only just been written may seem to come from the future.
-    return msgspec.structs.replace(view, age_seconds=max(0.0, now - (view.time - offset)))
+    return msgspec.structs.replace(view, age_seconds=seconds_since(view.time - offset, now))
 
 
 def read_server(name: str, said: Mapping[str, str], heartbeat: float, now: float) -> ServerView:
     """A server; one that says nothing is gone. Its heartbeat is by Redis' clock: its age needs no correction."""
-    view = read_view(ServerView, said, server=name, alive=bool(said), age_seconds=max(0.0, now - heartbeat))
+    view = read_view(ServerView, said, server=name, alive=bool(said), age_seconds=seconds_since(heartbeat, now))
     if view.started is None or view.clock_offset_seconds is None:
         return view
     return msgspec.structs.replace(view, up_seconds=max(0.0, now + view.clock_offset_seconds - view.started))

@@ -54,7 +54,7 @@ class ServerFigures(Figures, Generic[Gap]):
 
     host: str = text("host name")
     address: str = text("host:port of its HTTP endpoint")
-    started: float | Gap = fact("time")  # by its own clock
+    started: float | Gap = fact("time")  # by its own clock as it is set now
     version: str = text("of swift-tiers")
     sglang_version: str = text("of SGLang")
     model: str = text("path or name of the model")

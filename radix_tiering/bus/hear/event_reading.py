@@ -1,7 +1,7 @@
 """Reading a server's event stream so that nothing is lost unnoticed.
 
-Each rank numbers its events from 1. What is missing between two numbers was dropped by the server, trimmed from the
-stream before it was read, or went with a Redis that lost its data: whichever it was, the reader is told.
+Each life of a rank numbers its events from 1. What is missing between two numbers was dropped by the server, trimmed
+from the stream before it was read, or went with a Redis that lost its data: whichever it was, the reader is told.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from ...figures.forms import read_object
 from ..contract.round_trips import Question, RoundTrips
 from ..contract.schema import entry_parts
+from ..contract.view import seconds_since
 
 #: An entry before all others.
 BEGINNING = "0-0"
@@ -35,10 +36,11 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     server: str
     rank: str
     entry: str  # its id in the stream
-    sequence: int  # per rank, from 1; 0 if the entry does not say
+    life: str = ""  # of its rank; empty if the entry does not say
+    sequence: int  # per life of its rank, from 1; 0 if the entry does not say
     time: float | None  # seconds since 1970 by the server's clock
-    happened: float  # by Redis' clock; where the server's clock offset is not known, when it was written
-    age_seconds: float
+    happened: float  # by Redis' clock; where its server's clock does not tell, when it was written
+    age_seconds: float | None  # None where that cannot be told
     kind: str
     fields: dict[str, Any]
 
@@ -59,6 +61,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
 class LastEvent(NamedTuple):
     """The newest event of a rank that was read; its times by both clocks."""
 
+    life: str
     sequence: int
     time: float
     happened: float
@@ -160,16 +163,20 @@ def read_event(server: str, entry: Entry, now: float, offset: float | None) -> S
     """An event from its entry. `now`: by Redis' clock; `offset`: the server's clock minus Redis'; None if not known."""
     identifier, said = entry
     time = _number(said.get("time", ""))
-    happened = entry_seconds(identifier) if time is None or offset is None else time - offset
+    happened = entry_seconds(identifier)
+    if time is not None and offset is not None and time - offset <= happened + OFFSET_SECONDS:
+        # Else it would have happened after it was written: its server's clock was set since, and the offset is today's.
+        happened = time - offset
     sequence = said.get("sequence", "")
     return StreamEvent(
         server=server,
         rank=said.get("rank", ""),
         entry=identifier,
+        life=said.get("life", ""),
         sequence=int(sequence) if _COUNT.fullmatch(sequence) else 0,
         time=time,
         happened=happened,
-        age_seconds=max(0.0, now - happened),
+        age_seconds=seconds_since(happened, now),
         kind=said.get("kind", ""),
         fields=read_object(said.get("fields", "")),
     )
@@ -193,16 +200,18 @@ def with_gaps(
             gap = _gap_before(server, event, last, known=cursor.whole, trimmed=trimmed, begins=from_newest)
             if gap is not None:
                 items.append(gap)
-            seen[event.rank] = LastEvent(event.sequence, event.time or 0.0, event.happened)
+            seen[event.rank] = LastEvent(event.life, event.sequence, event.time or 0.0, event.happened)
         items.append(event)
     return items, seen
 
 
 def _is_repeated(event: StreamEvent, last: LastEvent) -> bool:
-    """Whether it was written twice: a writer that got no answer writes again. A server that has begun anew, maybe on a
-    machine with another clock, repeats numbers too, but what it says happened later by at least one of the clocks."""
-    if event.sequence > last.sequence:
+    """Whether it was written twice: a writer that got no answer writes again. A server that has begun anew repeats
+    numbers too, in another life; of one that tells none, what happened later by at least one of the clocks is new."""
+    if event.life != last.life or event.sequence > last.sequence:
         return False
+    if event.life:
+        return True
     return (event.time or 0.0) <= last.time and event.happened <= last.happened + OFFSET_SECONDS
 
 
@@ -214,8 +223,8 @@ def _gap_before(
         if begins or not before or not (known or trimmed):
             return None
         return Gap(server=server, rank=event.rank, first=1 if known else None, last=before)
-    # A number that is not above the last one: the server has begun anew.
-    first = last.sequence + 1 if event.sequence > last.sequence else 1
+    # Another life, or a number that is not above the last one: the server has begun anew.
+    first = last.sequence + 1 if event.life == last.life and event.sequence > last.sequence else 1
     return Gap(server=server, rank=event.rank, first=first, last=before) if first <= before else None
 
 

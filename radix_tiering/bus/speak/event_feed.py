@@ -16,12 +16,14 @@ MOST_EVENTS = 256
 class EventFeed:
     """One thread. Before each round of `send`, `check` whether the stream still is the one that has what was sent."""
 
-    def __init__(self, log: EventLog, key: str, rank: str, length: int) -> None:
-        """`length`: entries that the stream is capped at, about."""
+    def __init__(self, log: EventLog, key: str, rank: str, life: str, length: int) -> None:
+        """`life`: by which a reader tells this log's numbers from those of another process of the rank; `length`:
+        entries that the stream is capped at, about."""
         self.lost = 0  # events that the log dropped before they could be sent
         self._log = log
         self._key = key
         self._rank = rank
+        self._life = life
         self._length = length
         self._sent = 0  # all events up to this one are in the stream, or lost
         self._newest = 0  # the highest that `_sent` ever was
@@ -45,7 +47,7 @@ class EventFeed:
         """Queue the oldest events that wait, at most `MOST_EVENTS`."""
         events = self._log.since(self._sent, MOST_EVENTS)
         for event in events:
-            entry = event_record(event, self._rank)
+            entry = event_record(event, self._rank, self._life)
             words = (word for pair in entry.items() for word in pair)
             cap = ("MAXLEN", "~", self._length)
             batch.add(

@@ -132,7 +132,8 @@ class BusPublisher:
         self._guard = (
             NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None
         )
-        self._feed = EventFeed(events, self._keys.of("events", server=server), rank, config.events)
+        life = f"{os.getpid()}-{runner.boot_time():.6f}"
+        self._feed = EventFeed(events, self._keys.of("events", server=server), rank, life, config.events)
         self._questions = QuestionInbox(self._keys, server, rank, answerer, self._faults)
         self._book = CommandBook(self._keys, server, rank, info.ranks, events, leader=leader, runner=runner)
         self._inboxes = [self._questions.inbox]

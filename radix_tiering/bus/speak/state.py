@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+
 from ...base.config import BusConfig
 from ...base.runner import Runner
 from ...figures.counters import LatencySnapshot, LinkSnapshot, StackSnapshot
@@ -30,6 +32,9 @@ from ..contract.views import DirectoryView, StripeSetView, TreeView
 from ..redis.batch import RedisBatch
 from .mirror import Mirror
 from .request_board import RequestBoard
+
+#: By how much a clock has to be off what it was to have been set, seconds.
+SET_SECONDS = 1.0
 
 
 class RankSpeaker:
@@ -63,6 +68,8 @@ class RankSpeaker:
         self._scope = scope
         self._leader = leader
         self._wall = runner.time
+        self._boot_time = runner.boot_time
+        self._began = runner.boot_time() - (runner.time() - info.started)  # by that clock, which is never set
         ttl = max(STATE_TTL_LOWEST, STATE_TTL_INTERVALS * float(config.interval))
         self.mirror = Mirror(ttl, runner.monotonic)
         self._board = RequestBoard(keys, self.mirror, server, rank, runner)
@@ -122,6 +129,9 @@ class RankSpeaker:
 
     def _publish_server(self, batch: RedisBatch, now: float, redis_now: float) -> None:
         config, servers = self._config, self._keys.of("servers")
+        started = now - (self._boot_time() - self._began)
+        if abs(started - self._info.started) > SET_SECONDS:
+            self._info = msgspec.structs.replace(self._info, started=started)
         batch.add("SET", self._keys.of("schema"), SCHEMA_VERSION, "NX")
         said = records.server_record(
             self._info,

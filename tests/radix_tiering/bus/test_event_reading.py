@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Gap, StreamEvent
+from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Gap, StreamEvent, read_event, with_gaps
+from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
@@ -136,21 +137,87 @@ def test_what_was_written_twice_is_told_once(reader: BusReader, alpha: HandWritt
     assert reader.events("alpha", page.cursor).items == ()
 
 
+@pytest.mark.parametrize("lives", [("1-1.0", "2-1.0", "3-1.0"), ("", "", "")])
 @pytest.mark.parametrize("offset", [0.0, -3600.0])
-def test_a_server_that_begins_anew(reader: BusReader, alpha: HandWritten, offset: float) -> None:
-    """Under the same name, counting from 1 again; maybe on a machine whose clock is an hour behind."""
+def test_a_server_that_begins_anew(
+    reader: BusReader, alpha: HandWritten, offset: float, lives: tuple[str, str, str]
+) -> None:
+    """Under the same name, counting from 1 again; maybe on a machine whose clock is an hour behind. It may be one of an
+    earlier release, whose events tell no life."""
+    alpha.life = lives[0]
     for sequence in (1, 2, 3):
         alpha.event("test", sequence=sequence, ago=30)
     cursor = reader.events("alpha").cursor
-    again = HandWritten(alpha.client, offset=offset)
+    again = HandWritten(alpha.client, offset=offset, life=lives[1])
     again.heartbeat()
     emit(again, 1, 2)
     page = reader.events("alpha", cursor)
     assert told(page.items) == ["1", "2"]
     emit(again, 5)
     assert told(reader.events("alpha", page.cursor).items) == ["3-4", "5"]
-    emit(HandWritten(alpha.client, offset=offset + 7200), 2)
+    emit(HandWritten(alpha.client, offset=offset + 7200, life=lives[2]), 2)
     assert told(reader.events("alpha", page.cursor).items)[-2:] == ["1-1", "2"]
+
+
+def lived(life: str, at: float, *sequences: int) -> list[StreamEvent]:
+    """One a second, each written at once."""
+    entries = [
+        (
+            f"{round((at + sequence) * 1000)}-0",
+            {"rank": "dp0-tp0", "life": life, "sequence": str(sequence), "time": str(at + sequence)},
+        )
+        for sequence in sequences
+    ]
+    return [read_event("alpha", entry, at + 100, 0.0) for entry in entries]
+
+
+def test_a_life_is_told_from_the_one_before_though_both_clocks_were_set_back() -> None:
+    """Its events have numbers that were read, and happened before those by either clock."""
+    _, seen = with_gaps("alpha", lived("1-500.0", 10_000.0, *range(1, 40)), Cursor(), trimmed=False)
+    anew = lived("2-530.0", 7_000.0, *range(1, 40))
+    items, seen = with_gaps("alpha", anew, Cursor(seen=seen), trimmed=False)
+    assert items == anew
+    assert with_gaps("alpha", anew[-3:], Cursor(seen=seen), trimmed=False)[0] == [], "that was written twice"
+    items, _ = with_gaps("alpha", lived("3-560.0", 4_000.0, 60), Cursor(seen=seen), trimmed=False)
+    assert told(tuple(items)) == ["1-59", "60"], "it began at 1, though the one before had come to 39"
+
+
+def test_a_tail_goes_on_where_stream_and_server_have_begun_anew_after_both_clocks_were_set_back(
+    reader: BusReader, redis: RealRedis, alpha: HandWritten
+) -> None:
+    far = {"rank": "dp0-tp0", "life": alpha.life, "sequence": 3, "time": 99_999_999_999.0, "kind": "test"}
+    redis.admin.xadd(alpha.key("events"), far, id="99999999999999-0")  # type: ignore[arg-type]
+    tail = EventTail(None, 10)
+    assert told(tuple(tail.read(reader))) == ["3"]
+    redis.admin.delete(alpha.key("events"))
+    again = HandWritten(alpha.client, life="77-9.000000")
+    again.heartbeat()
+    emit(again, 1, 2)
+    assert told(tuple(tail.read(reader))) == ["1", "2"]
+    emit(again, 3)
+    assert told(tuple(tail.read(reader))) == ["3"]
+
+
+def test_events_from_before_their_servers_clock_was_set_back(reader: BusReader, alpha: HandWritten) -> None:
+    """The offset is today's: what was stamped before happened when it was written, at the latest."""
+    alpha.event("before", ago=-8 * 3600)
+    alpha.event("after")
+    before, after = EventTail(None, 10).read(reader)
+    assert isinstance(before, StreamEvent)
+    assert isinstance(after, StreamEvent)
+    assert (before.kind, after.kind) == ("before", "after")
+    assert before.happened == int(before.entry.partition("-")[0]) / 1000
+    assert before.age_seconds is not None
+    assert before.age_seconds < 60
+
+
+def test_events_from_before_redis_clock_was_set_back(reader: BusReader, alpha: HandWritten) -> None:
+    """Nobody knows when that was."""
+    entry = {"rank": "dp0-tp0", "sequence": 1, "time": 99_999_999_999.0, "kind": "test"}
+    alpha.client.xadd(alpha.key("events"), entry, id="99999999999999-0")  # type: ignore[arg-type]
+    (event,) = reader.events("alpha").items
+    assert isinstance(event, StreamEvent)
+    assert event.age_seconds is None
 
 
 def test_a_redis_that_came_back_empty(reader: BusReader, redis: RealRedis, alpha: HandWritten) -> None:
@@ -168,7 +235,7 @@ def test_a_redis_whose_clock_is_behind_that_of_the_one_before(
     reader: BusReader, redis: RealRedis, alpha: HandWritten
 ) -> None:
     """Its entries have smaller ids than those that were read."""
-    far = {"rank": "dp0-tp0", "sequence": 3, "time": 1.0, "kind": "test", "fields": "{}"}
+    far = {"rank": "dp0-tp0", "life": alpha.life, "sequence": 3, "time": 1.0, "kind": "test", "fields": "{}"}
     redis.admin.xadd(alpha.key("events"), far, id="99999999999999-0")  # type: ignore[arg-type]
     cursor = reader.events("alpha").cursor
     redis.admin.delete(alpha.key("events"))
@@ -184,6 +251,7 @@ def test_entries_that_make_no_sense_are_shown_as_they_are(reader: BusReader, alp
     assert isinstance(second, StreamEvent)
     assert (first.sequence, first.time, first.fields, second.kind) == (0, None, {}, "odd")
     assert (second.sequence, second.fields) == (0, {})
+    assert first.age_seconds is not None
     assert first.age_seconds < 60, "as old as its entry"
 
 

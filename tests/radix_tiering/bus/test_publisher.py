@@ -143,6 +143,22 @@ def test_without_samples_nothing_is_said_of_requests(redis, publish, told) -> No
     assert rank["restores_started"] == "40"
 
 
+def test_how_long_a_server_is_up_does_not_follow_its_clock(redis, publish, told) -> None:
+    skew = [0.0]
+    publish(redis, told, wall=lambda: time.time() + skew[0])
+    wait_published(redis)
+    with BusReader(redis.client()) as reader:
+        (first,) = reader.servers()
+        wait_published(redis)
+        (before,) = reader.servers()
+        skew[0] = -8 * 3600.0
+        wait_published(redis)
+        (after,) = reader.servers()
+    assert before.started == first.started, "told once, as long as nobody sets the clock"
+    assert after.started == pytest.approx(before.started - 8 * 3600, abs=60)
+    assert after.up_seconds == pytest.approx(before.up_seconds, abs=60)
+
+
 # ---- requests ----
 
 

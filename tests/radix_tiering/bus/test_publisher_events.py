@@ -129,6 +129,21 @@ def test_nothing_is_sent_twice_without_need(redis, publish, events) -> None:
     assert entries(redis) == list(range(1, 30))
 
 
+def test_each_life_of_a_rank_has_a_name_of_its_own(redis, publish) -> None:
+    """By which its numbers are told from those of the one before."""
+    for life in (1, 2):
+        log = EventLog(time.time)
+        for _ in range(3):
+            log.emit("test")
+        publisher = publish(redis, events=log)
+        wait_for(lambda life=life: redis.admin.xlen(EVENTS) == 3 * life, "the events")
+        publisher.close(60)
+    lives = [entry["life"] for _, entry in redis.admin.xrange(EVENTS)]
+    assert lives == [lives[0]] * 3 + [lives[3]] * 3
+    assert lives[0] != lives[3]
+    assert read(redis) == ([1, 2, 3, 1, 2, 3], [])
+
+
 # ---- a stream that vanishes ----
 
 
@@ -163,7 +178,7 @@ def test_a_flush_is_noticed_without_a_new_event(redis, publish, events) -> None:
 def test_a_full_stream_that_has_lost_its_end_is_not_one_that_has_lost_its_beginning(redis) -> None:
     """As of an older copy, after a failover: what was sent since is sent again."""
     log = EventLog(time.time)
-    feed = EventFeed(log, EVENTS, "dp0-tp0", 3)
+    feed = EventFeed(log, EVENTS, "dp0-tp0", "7-1.500000", 3)
     for emitted in (6, 0):
         for _ in range(emitted):
             log.emit("test")
@@ -242,7 +257,7 @@ def test_a_reader_misses_nothing_over_flushes(redis, publish, events) -> None:
 def test_events_go_on_behind_one_that_was_refused(redis) -> None:
     """What comes after it is sent again with it: rather twice than not at all, or only out of order."""
     log = EventLog(time.time)
-    feed = EventFeed(log, EVENTS, "dp0-tp0", 1000)
+    feed = EventFeed(log, EVENTS, "dp0-tp0", "7-1.500000", 1000)
     for _ in range(4):
         log.emit("test")
     batch = RedisBatch()

@@ -68,7 +68,7 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
         records.request_record(telemetry.request("one"), "1-2", time=1.5),
         records.request_record(telemetry.ended("one", 2.5), "", time=2.5),
     ],
-    "events": [records.event_record(EVENT, "dp0-tp0")],
+    "events": [records.event_record(EVENT, "dp0-tp0", "7-1.500000")],
     "page": [records.page_record(PageAnswer(telemetry.FACTS, 17, bytes(32)), time=1.5)],
     "prefix": [records.prefix_record(telemetry.PREFIX, time=1.5)],
     "map": [records.map_record(telemetry.SSD_MAP)],
@@ -233,7 +233,7 @@ def test_values(value: object, text: str) -> None:
 
 def test_an_event_is_one_json_object_whatever_it_holds() -> None:
     fields = {"long": "x" * 10_000, "lines": "a\nb", "bytes": b"\xff", "odd": "\udcff", "deep": [1, {"a": None}]}
-    record = records.event_record(Event(1, 1.5, "odd", fields), "dp0-tp0")
+    record = records.event_record(Event(1, 1.5, "odd", fields), "dp0-tp0", "7-1.500000")
     said = json.loads(record["fields"])
     assert said["lines"] == "a b"
     assert said["deep"] == [1, {"a": None}]
