@@ -195,6 +195,14 @@ def storage_overrides() -> tuple[Override, ...]:
             None,
             "refuse an engine that SGLang has no driver for before a model is loaded",
         ),
+        *(
+            Override(
+                f"sglang.srt.environ.Envs.SGLANG_HICACHE_{engine}_BACKEND_STORAGE_DIR",
+                None,
+                "refuse an engine of files that nobody has told where: its own directory is anybody's to make",
+            )
+            for engine in ("FILE", "NIXL")
+        ),
         Override(f"{backend}.register_mem_pool_host", ("self", "mem_pool_host"), reason),
         Override(f"{backend}.register_mem_host_pool_v2", ("self", "host_pool", "host_pool_name"), reason),
         Override(f"{backend}.on_host_pools_registered", ("self",), reason),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 #: Numbers from here on may be addresses, which are others in every process, and which code is told when it is called.
 _ADDRESSES = 1 << 40
+
+#: Who may write everywhere, and need not be told from this user.
+_ROOT = 0
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -52,6 +56,12 @@ def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
                 raise
             _tell("swift-tiers: compiling, at every start: %s; set NUMBA_CACHE_DIR", error)
             return None
+        place = Path(made._cache.cache_path)
+        # What lies beside the file is loaded by Python itself, whoever may write there.
+        if place.parent != Path(function.__code__.co_filename).parent and (why := _open_to_others(place)):
+            remedy = "set NUMBA_CACHE_DIR to a directory of this user alone (mode 0700)"
+            _tell("swift-tiers: compiling, at every start: %s; %s", why, remedy, level=logging.WARNING)
+            return None
         # Numba compares the function's own file alone, with its size and time. What the code takes from others, numbers
         # above all, is in the machine code as well.
         kept = made._cache._cache_file
@@ -70,6 +80,24 @@ def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
             _tell("swift-tiers: compiling for half a minute, as on every machine once")
         return made
     return None
+
+
+def _open_to_others(place: Path) -> str:
+    """Why what is kept in `place` may be another user's, and is not to be loaded: it is unpickled, and run. Empty: it
+    is this user's, or root's, alone."""
+    try:
+        above, below = os.stat(place.parent), os.lstat(place)
+    except OSError as error:
+        return f"{place} cannot be looked at ({error.strerror})"
+    for path, details, is_safe in (
+        (place.parent, above, above.st_mode & stat.S_ISVTX),  # what lies there is moved by its owner alone
+        (place, below, not above.st_mode & (stat.S_IXGRP | stat.S_IXOTH)),  # nobody else gets at it
+    ):
+        if details.st_uid not in (os.geteuid(), _ROOT):
+            return f"{path} belongs to uid {details.st_uid}"
+        if details.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_safe:
+            return f"{path} may be written by other users (mode {stat.S_IMODE(details.st_mode):04o})"
+    return ""
 
 
 def stamp(module: str) -> str:
@@ -99,8 +127,8 @@ def _content(file: str) -> str:
     return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
 
 
-def _tell(text: str, *facts: object) -> None:
+def _tell(text: str, *facts: object, level: int = logging.INFO) -> None:
     """Log it, once."""
     if not _told:
         _told.append(text)
-        logger.info(text, *facts)
+        logger.log(level, text, *facts)

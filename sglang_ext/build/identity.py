@@ -62,8 +62,8 @@ def software() -> str:
     from sglang.srt.environ import envs
 
     names = ", ".join(f"{name} {version(name)}" for name in ("sglang", "transformers", "swift-tiers"))
-    rooms = [f"swift_tiers.{room}" for room in ("kernels", "radix_tiering", "sglang_ext")]
-    names = " ".join([names, *(_code_digest(room)[:8] for room in rooms)])
+    rooms = "".join(_code_digest(f"swift_tiers.{room}") for room in ("kernels", "radix_tiering", "sglang_ext"))
+    names = f"{names} {xxhash.xxh3_128_hexdigest(rooms.encode())}"
     package = envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get()
     return f"{names}, {package} {_code_digest(package)}" if package else names
 

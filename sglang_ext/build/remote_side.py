@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.config import RemoteConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import PageGeometry
@@ -21,6 +23,7 @@ from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, ob
 
 from .hardware import hardware_name
 from .identity import attention_backends
+from .lease_directory import lease_directory
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,14 @@ TESTED = ("file", "mooncake", "nixl")
 MOST_READ_SECONDS = 5.0
 #: Of what `hashlib.blake2b` takes as a key.
 MOST_SALT_BYTES = 64
+#: Engines that keep objects as files, with the variable by which SGLang is told where; and an option that says so, too.
+DIRECTORY_VARIABLES = {
+    "file": "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",
+    "nixl": "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR",
+}
+DIRECTORY_OPTIONS = {"file": "file_storage_path"}
+#: What SGLang takes for yes there.
+_YES = (True, "true", "True")
 
 
 def shared_scope(config: TiersConfig, server_args: Any) -> str:
@@ -53,6 +64,34 @@ def check_remote(config: TiersConfig) -> None:
         )
     read_salt(config)
     arrival_slots(remote)
+    store_directories(remote)
+
+
+def store_directories(remote: RemoteConfig) -> list[Path]:
+    """Where an engine of files keeps its objects; empty for another one. Raises ConfigError where nobody has said
+    where: SGLang's own choice lies below /tmp, where whoever makes it first reads what is written, and serves KV."""
+    engine = remote.engine or ""
+    variable, option = DIRECTORY_VARIABLES.get(engine), DIRECTORY_OPTIONS.get(engine, "")
+    if variable is None or (engine == "nixl" and _has_objects(remote)):
+        return []
+    # The variable goes first, as it does for SGLang.
+    named = os.environ.get(variable) or str(remote.options.get(option) or "")
+    paths = [Path(one.strip()) for one in (named.split(",") if engine == "nixl" else [named]) if one.strip()]
+    if not paths:
+        raise ConfigError(
+            f"remote.engine: {engine} is told no directory, and its own lies in /tmp, where whoever is first makes it; "
+            f"name one by {f'remote.options.{option}' if option else f'the environment variable {variable}'}"
+        )
+    return paths
+
+
+def _has_objects(remote: RemoteConfig) -> bool:
+    """Whether NIXL is told to use its plugin that keeps objects in place of files: the first one that is active."""
+    plugins = remote.options.get("plugin")
+    if not isinstance(plugins, dict):
+        return os.environ.get("SGLANG_HICACHE_NIXL_BACKEND_PLUGIN") == "OBJ"
+    active = (name for name, one in plugins.items() if isinstance(one, dict) and one.get("active") in _YES)
+    return next(active, "").upper() == "OBJ"
 
 
 def known_engines() -> tuple[str, ...]:
@@ -111,7 +150,7 @@ def open_remote(
             remote.options,
             slots,
             shape.stride,
-            meeting=ChildMeeting.of_siblings(ranks) if ranks > 1 else None,
+            meeting=ChildMeeting.of_siblings(ranks, lease_directory(config)) if ranks > 1 else None,
         ),
         page_tokens=geometry.tokens,
         read_seconds=min(float(config.policy.restore_deadline), MOST_READ_SECONDS),

@@ -54,6 +54,7 @@ def test_a_good_file(name: str, text: str, tmp_path: Path, capsys: pytest.Captur
         ('{"host": {"size": "lots"}}', ["host.size"]),
         ('{"host": {"size": "9999TiB"}}', ["host.size", "machine"]),
         ('{"ssd": {"directories": ["/nowhere/at/all"]}}', ["ssd.directories[0]", "not a directory"]),
+        ('{"remote": {"engine": "file"}}', ["remote.engine", "remote.options.file_storage_path"]),
         ("{", ["JSON"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(ranks: int = 1, **remote_fields: Any) -> dict[str, Finding]:
-    config = parse_config({"remote": {"object": "64KiB", "engine": "file", **remote_fields}})
+    options = remote_fields.pop("options", {})
+    named = {"file_storage_path": options.get("directory", ""), **options}  # the quick driver has a name of its own
+    config = parse_config({"remote": {"object": "64KiB", "engine": "file", "options": named, **remote_fields}})
     checks = list(remote.checks(config, ranks))
     return dict(zip((check.name for check in checks), run_checks(checks), strict=True))
 
@@ -96,6 +99,39 @@ def profile() -> Profile:
         source_samples={},
         residuals={},
     )
+
+
+@pytest.mark.usefixtures("_quick")
+def test_an_engine_of_files_that_is_told_no_directory_is_not_opened() -> None:
+    found = look()
+    assert_finding(found["remote engine"], "wrong", "is told no directory", "remote.options.file_storage_path")
+    assert set(found) == {"remote engine", "who shares"}
+
+
+@pytest.mark.usefixtures("_quick")
+def test_who_else_writes_to_an_engine_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They serve what KV they like: checksums have no key."""
+
+    def found(mode: int) -> Finding:
+        tmp_path.chmod(mode)
+        return look(options={"directory": str(tmp_path)}, lookup_deadline="1s")["store's directory"]
+
+    for mode in (0o700, 0o755):
+        assert_finding(found(mode), "ok", str(tmp_path), "nobody else")
+    assert_finding(found(0o775), "warning", f"{tmp_path}: may be written by group", "0775", "trusted", "chmod go-w")
+    assert_finding(found(0o777), "warning", "by everybody", "chmod go-w")
+    assert_finding(found(0o1777), "warning", "by everybody", "below it")
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    status = os.stat_result((0o040755, 0, 0, 1, 12345, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "stat", lambda self: status)
+    assert_finding(remote.writers(tmp_path), "warning", "belongs to uid 12345", "trusted", "of this user's own")
+
+
+def test_a_directory_of_a_store_that_is_not_there_yet_and_one_behind_a_file(tmp_path: Path) -> None:
+    assert_finding(remote.writers(tmp_path / "none"), "ok", "made by the first server")
+    (tmp_path / "file").touch()
+    assert_finding(remote.writers(tmp_path / "file" / "kv"), "wrong", "cannot be looked at", "name another")
 
 
 def test_ports_that_are_open() -> None:

@@ -466,6 +466,21 @@ def test_the_versions_of_sglang_and_of_swift_tiers_count(monkeypatch):
     assert namespace(software="sglang 1.0").digest() != namespace(software="sglang 2.0").digest()
 
 
+@pytest.mark.parametrize("room", ["kernels", "radix_tiering", "sglang_ext"])
+def test_the_code_of_every_room_that_makes_pages_counts_in_full(room, monkeypatch):
+    """A part of a digest that says whose pages these are is met by chance, or looked for."""
+    before, of_code = software(), identity._code_digest
+
+    def changed(package):
+        # Its last digit alone.
+        return of_code(package)[:-1] + "x" if package == f"swift_tiers.{room}" else of_code(package)
+
+    monkeypatch.setattr(identity, "_code_digest", changed)
+    after = software()
+    assert [len(one.rpartition(" ")[2]) for one in (before, after)] == [32, 32]
+    assert before != after
+
+
 def test_configuration_that_changes_no_kv_is_left_out():
     config = {"hidden_size": 64, "rope_theta": 1e4, "_name_or_path": "/a", "transformers_version": "5"}
     assert config_digest(config) == config_digest({**config, "_name_or_path": "/b", "transformers_version": "6"})

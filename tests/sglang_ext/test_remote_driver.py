@@ -19,7 +19,14 @@ from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
 from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, object_shape
 from swift_tiers.sglang_ext.build.assembly import Rank, check_machine
-from swift_tiers.sglang_ext.build.remote_side import DRIVER, known_engines, read_salt, shared_scope
+from swift_tiers.sglang_ext.build.remote_side import (
+    DIRECTORY_VARIABLES,
+    DRIVER,
+    known_engines,
+    read_salt,
+    shared_scope,
+    store_directories,
+)
 from swift_tiers.sglang_ext.remote_driver import open_backend
 
 from support.engine import GEOMETRY, get, make_stack, put, wait_until
@@ -77,6 +84,7 @@ def test_an_engine_of_files_in_its_child_beneath_a_stack(
     wait_sent(stack)
     objects = sorted(tmp_path.rglob("st1-*"))
     assert len(objects) == 2 * RUN // SHAPE.pages
+    assert {one.stat().st_mode & 0o777 for one in objects} == {0o600}
     put(stack, run_of("b", 2))
     wait_sent(stack)
     assert stack.probe(keys) == 0
@@ -91,6 +99,7 @@ def test_an_engine_of_files_in_its_child_beneath_a_stack(
 def test_who_shares_with_whom() -> None:
     arguments = SimpleNamespace(
         attention_backend=None, prefill_attention_backend=None, decode_attention_backend=None,
+        dsa_prefill_backend=None, dsa_decode_backend=None,
         _resolved_overrides=[("default", {"attention_backend": "fa3"})],
     )  # fmt: skip
     same, hardware = parse_config({"remote": {"engine": "file"}}), {"engine": "file", "share": "any-hardware"}
@@ -132,12 +141,52 @@ def test_an_engine_that_sglang_has_no_driver_for_ends_a_start_before_a_model_is_
         check_machine(parse_config({"remote": {"engine": name}}), 1)
 
 
-def test_every_engine_that_sglang_has_a_driver_for_may_be_named() -> None:
+def test_every_engine_that_sglang_has_a_driver_for_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own command line has the same names."""
     (argument,) = ServerArgs.__annotations__["hicache_storage_backend"].__metadata__
     assert set(argument.choices) == set(known_engines())
+    monkeypatch.setenv(DIRECTORY_VARIABLES["nixl"], "/mnt/kv")
+    options = {"backend_name": "ours", "file_storage_path": "/mnt/kv"}
     for name in known_engines():
-        check_machine(parse_config({"remote": {"engine": name, "options": {"backend_name": "ours"}}}), 1)
+        check_machine(parse_config({"remote": {"engine": name, "options": options}}), 1)
+
+
+def named(engine: str, **options: Any) -> list[str]:
+    remote = parse_config({"remote": {"engine": engine, "options": options}}).remote
+    return [str(path) for path in store_directories(remote)]
+
+
+def test_an_engine_of_files_that_is_told_no_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own choice is one below /tmp, which any user can make first."""
+    for variable in DIRECTORY_VARIABLES.values():
+        monkeypatch.delenv(variable, raising=False)
+    refused = [("file", {}, "file_storage_path"), ("file", {"file_storage_path": ""}, "file_storage_path")]
+    refused += [
+        ("nixl", {"plugin": {name: {"active": True}}}, DIRECTORY_VARIABLES["nixl"]) for name in ("posix", "gds")
+    ]
+    refused += [("nixl", {"file_storage_path": "/mnt/kv"}, DIRECTORY_VARIABLES["nixl"])]
+    for engine, options, remedy in refused:
+        with pytest.raises(
+            ConfigError, match=rf"remote\.engine: {engine} is told no directory, .* name one by .*{remedy}"
+        ):
+            check_machine(parse_config({"remote": {"engine": engine, "options": options}}), 1)
+    objects = {"posix": {"active": False}, "obj": {"active": "true"}}
+    assert named("nixl", plugin=objects) == named("mooncake") == named("hf3fs") == []
+    monkeypatch.setenv("SGLANG_HICACHE_NIXL_BACKEND_PLUGIN", "OBJ")
+    assert named("nixl") == []
+    monkeypatch.setenv(DIRECTORY_VARIABLES["nixl"], "/mnt/a, /mnt/b")
+    assert named("nixl", plugin={"posix": {"active": True}}) == ["/mnt/a", "/mnt/b"]
+
+
+@pytest.mark.parametrize("by", ["option", "variable", "both"])
+def test_the_directory_is_the_one_that_sglang_takes(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DIRECTORY_VARIABLES["file"], raising=False)
+    options = {} if by == "variable" else {"file_storage_path": str(tmp_path / "option")}
+    if by != "option":
+        monkeypatch.setenv(DIRECTORY_VARIABLES["file"], str(tmp_path / "variable"))
+    (directory,) = named("file", **options)
+    open_backend("file", options, np.zeros((2, STRIDE), np.uint8))
+    assert [str(path) for path in tmp_path.iterdir()] == [directory]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +195,7 @@ def test_every_engine_that_sglang_has_a_driver_for_may_be_named() -> None:
 def test_arrival_memory_too_small_for_any_model_is_refused_before_one_is_loaded(
     memory: str, before: bool, after: bool
 ) -> None:
-    config = parse_config({"remote": {"engine": "file", "memory": memory}})
+    config = parse_config({"remote": {"engine": "file", "options": {"file_storage_path": "/mnt/kv"}, "memory": memory}})
     shape = object_shape(PageGeometry(layers=8, planes=2, tokens=16, row_bytes=1024), config.remote)
     assert shape.pages * shape.page_bytes == config.remote.object, "pages that fill it"
 
@@ -162,7 +211,9 @@ def test_arrival_memory_too_small_for_any_model_is_refused_before_one_is_loaded(
 
 
 def test_what_a_model_makes_smaller_objects_of_is_not_refused_before_it_is_known() -> None:
-    config = parse_config({"remote": {"engine": "file", "object": "64MiB"}})
+    config = parse_config(
+        {"remote": {"engine": "file", "options": {"file_storage_path": "/mnt/kv"}, "object": "64MiB"}}
+    )
     check_machine(config, 1)
     small = object_shape(PageGeometry(layers=36, planes=2, tokens=16, row_bytes=1024), config.remote)
     assert arrival_slots(config.remote, small.stride) >= 4

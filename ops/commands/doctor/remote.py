@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from collections.abc import Iterator
 from functools import partial
 from importlib import metadata
@@ -40,20 +43,26 @@ def checks(config: TiersConfig, ranks: int) -> Iterator[Check]:
         yield Check("remote engine", partial(round_trip, config.remote, ranks, config.restore.profile), seconds)
         if config.remote.engine == "mooncake":
             yield Check("engine's ports", partial(ports.look, config.remote))
+        yield from store(config.remote)
         yield Check("who shares", partial(sharing, config))
 
 
 def round_trip(config: RemoteConfig, ranks: int = 1, profile: str | None = None) -> Finding:
     """One object is written, asked for, and read back, by a second rank too where there are several. It stays in the
     engine, which nobody can ask to remove it, and the next look finds it there."""
+    from swift_tiers.sglang_ext.build.remote_side import store_directories
+
     stride = round_up(HEADER_BYTES + int(config.object), HEADER_BYTES)
     try:
+        store_directories(config)
         with WaitedEngine(config, 4, stride, OPEN_SECONDS) as engine:
             found = [*library(config), *_try(engine, config, stride, profile)]
             if ranks > 1:
                 with WaitedEngine(config, 1, stride, OPEN_SECONDS) as other:
                     found.append(_another(other, engine, stride))
             return combined(found)
+    except ConfigError as error:
+        return _refused(error)
     except (CommandError, OSError) as error:
         return combined([*library(config), wrong(f"{config.engine}: {error}", _remedy(config, str(error)))])
 
@@ -165,6 +174,35 @@ def _remedy(config: RemoteConfig, reason: str) -> str:
     return f"see what remote.options says, and whether {config.engine} runs there"
 
 
+def store(config: RemoteConfig) -> Iterator[Check]:
+    """Of an engine of files: who else can write to its directories."""
+    from swift_tiers.sglang_ext.build.remote_side import store_directories
+
+    with contextlib.suppress(ConfigError):  # which the engine's own check says
+        if paths := store_directories(config):
+            yield Check("store's directory", lambda: combined(map(writers, paths)))
+
+
+def writers(path: Path) -> Finding:
+    """A directory of the store: whether it is this user's, or root's, and nobody else may write to it."""
+    remedy = "whoever writes there is trusted with the model's answers: "
+    try:
+        details = path.stat()
+    except FileNotFoundError:
+        return ok(f"{path}: is made by the first server, for its user alone")
+    except OSError as error:
+        return wrong(f"{path}: cannot be looked at ({error.strerror})", "let this user in, or name another directory")
+    if details.st_uid not in (os.geteuid(), 0):
+        return warning(f"{path}: belongs to uid {details.st_uid}", f"{remedy}name a directory of this user's own")
+    if details.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "everybody" if details.st_mode & stat.S_IWOTH else f"group {details.st_gid}"
+        found = f"{path}: may be written by {who} (mode {stat.S_IMODE(details.st_mode):04o})"
+        if details.st_mode & stat.S_ISVTX:
+            return warning(found, f"{remedy}make a directory of its own below it, and name that")
+        return warning(found, f"{remedy}run `chmod go-w` on it, unless all of them are meant to")
+    return ok(f"{path}: nobody else writes there")
+
+
 def sharing(config: TiersConfig) -> Finding:
     """With whom pages are shared, and who can tell what was asked."""
     from swift_tiers.sglang_ext.build.remote_side import read_salt
@@ -172,8 +210,7 @@ def sharing(config: TiersConfig) -> Finding:
     try:
         salt = read_salt(config)
     except ConfigError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        return wrong(found, remedy)
+        return _refused(error)
     where = "on the same hardware" if config.remote.share == "same-hardware" else "anywhere"
     known = "as every start reads them" if config.identity.weights == "full" else "by hub name, or read once"
     who = f"the same model {where}, its weights told by their content ({known})"
@@ -183,3 +220,9 @@ def sharing(config: TiersConfig) -> Finding:
         f"{who}; no remote.salt_file: who can reach the engine can tell whether a prompt was asked before",
         "name a secret there where tenants are not to share",
     )
+
+
+def _refused(error: ConfigError) -> Finding:
+    """What a start would end with."""
+    found, _, remedy = str(error).rpartition("; ")
+    return wrong(found, remedy)

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,8 +28,8 @@ from .engine import Driver, EngineJob, OpenDriver, Verb
 from .messages import MOST_BYTES, Begin, Failed, JobDone, LetIn, Ready, peer_user, widen
 
 PR_SET_PDEATHSIG = 1
-#: How long one that connects may take to say what it wants, seconds.
-JOIN_SECONDS = 5.0
+#: How long one that connects may take to say what it wants, and how long nobody is let in where that failed, seconds.
+JOIN_SECONDS, REST_SECONDS = 5.0, 0.2
 #: Threads for each verb and rank.
 LANES: dict[Verb, int] = {"exists": 1, "get": 2, "put": 2}
 #: Characters of an error that are told.
@@ -82,7 +83,12 @@ class _Child:
         """Let those in that connect, as long as there are places, and serve each on a thread of its own."""
         process = os.pidfd_open(os.getpid())
         while True:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:  # no descriptor is free, as a rule
+                self._log_once(f"no rank can be let in: {error}")
+                time.sleep(REST_SECONDS)
+                continue
             try:
                 connection.settimeout(JOIN_SECONDS)
                 reason = self._why_not(connection)
@@ -176,6 +182,7 @@ def _end_with(owner: int) -> None:
 
 def main(owner: int, places: int, connected: int, memory: int, listener: int = -1) -> None:
     _end_with(owner)
+    os.umask(0o077)  # engines of files make them for everybody to read
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=connected)
     raw = connection.recv(MOST_BYTES)

@@ -110,9 +110,52 @@ def test_where_there_is_no_room_to_keep_it_it_is_compiled_at_every_start(
     assert "No space left" in caplog.text
 
 
+@pytest.mark.parametrize("which", ["above", "below", "group", "another's"])
+def test_what_others_may_have_kept_there_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    """Numba unpickles its index, and runs the code beside it: whoever writes there is this process."""
+    monkeypatch.setattr(compiled, "_told", [])
+    made = _kept_in(tmp_path, monkeypatch)
+    made()
+    assert made().stats.cache_hits
+    above = tmp_path / "cache"
+    (below,) = above.iterdir()
+    loaded: list[str] = []
+    monkeypatch.setattr(IndexDataCacheFile, "load", lambda self, key: loaded.append(key))
+    if which == "another's":
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        monkeypatch.setattr(compiled, "_ROOT", user + 2)
+    else:
+        above.chmod(0o777 if which == "above" else 0o755)
+        below.chmod({"above": 0o755, "below": 0o777, "group": 0o2775}[which])
+    compiled._told.clear()
+    caplog.clear()
+    assert [made()(21) for _ in range(2)] == [42, 42]
+    assert not loaded
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(above if which in ("above", "another's") else below) in record.getMessage()
+    assert "set NUMBA_CACHE_DIR to a directory of this user alone" in record.getMessage()
+
+
+@pytest.mark.parametrize(("above", "below"), [(0o700, 0o775), (0o1777, 0o755), (0o755, 0o755)])
+def test_what_nobody_else_can_write_to_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: int, below: int
+) -> None:
+    made = _kept_in(tmp_path, monkeypatch)
+    made()
+    (place,) = (tmp_path / "cache").iterdir()
+    place.chmod(below)
+    (tmp_path / "cache").chmod(above)
+    assert made().stats.cache_hits
+
+
 def _kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """Imports a kernel, kept in a folder of its own, as a process does."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "kept_kernel.py").write_text(
         "from swift_tiers.radix_tiering.base.compiled import compiled\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -147,7 +148,7 @@ class Ranks:
     """Of one server on one machine: engines that meet, each with what it was told."""
 
     def __init__(self, directory: Path, places: int, **options: Any) -> None:
-        self.meeting = ChildMeeting(str(directory), places)
+        self.meeting = ChildMeeting(str(directory), places, directory / "meeting")
         self.settings = {"directory": str(directory), **options}
         self.told: list[queue.Queue[EngineEvent]] = []
         self.engines: list[ChildEngine] = []
@@ -282,15 +283,111 @@ def test_no_more_are_let_in_than_there_are_places(ranks: Callable[..., Ranks], m
         one.begin()
 
 
+def sockets_of(pid: int) -> set[str]:
+    """Names of a process's unix sockets."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {row[7] for row in rows if row[6] in inodes and len(row) > 7}
+
+
+def test_they_meet_where_no_other_user_comes_and_leave_nothing_there(
+    ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    """Whoever binds the name of an abstract socket first keeps its owner off: anybody on the machine can."""
+    two = ranks(2)
+    two.meeting = two.meeting._replace(directory=tmp_path / ("long" * 40))  # more than the name of a socket may have
+    first, second = two.begin(), two.begin()
+    assert second.pid == first.pid
+    assert isinstance(two.hear(0), EngineReady)
+    assert sockets_of(first.pid)
+    assert not [name for name in sockets_of(first.pid) if name.startswith("@")]
+    assert two.meeting.directory.stat().st_mode & 0o777 == 0o700
+    assert [file.stat().st_mode & 0o777 for file in two.meeting.directory.iterdir()] == [0o600] * 2
+    for engine in (second, first):
+        engine.end()
+    assert not list(two.meeting.directory.iterdir())
+
+
+def test_what_a_killed_one_has_left_there_is_removed_by_the_next_one(ranks: Callable[..., Ranks]) -> None:
+    others, again = ranks(2, of="others"), ranks(2)
+    others.begin()
+    others.engines[0]._process._directory = None  # who began it is killed with it
+    assert isinstance(others.hear(0), EngineReady)
+    others.engines[0].end()
+    left = set(again.meeting.directory.iterdir())
+    assert len(left) == 2
+    assert len({again.begin().pid, again.begin().pid}) == 1
+    there = set(again.meeting.directory.iterdir())
+    assert len(there) == 2
+    assert not there & left
+
+
+@pytest.mark.parametrize("trouble", ["open", "sockets"])
+def test_where_they_cannot_meet_each_of_them_has_a_child_of_its_own(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    """The usual place may lie in /tmp: whoever makes it first keeps nobody's store off."""
+    two = ranks(2)
+    if trouble == "open":
+        two.meeting.directory.mkdir()
+        two.meeting.directory.chmod(0o777)
+    else:
+        monkeypatch.setattr(child_process, "_socket_path", lambda directory, name: f"/proc/version/{name}")
+    assert len({two.begin().pid for _ in range(2)}) == 2
+    assert all(isinstance(two.hear(rank), EngineReady) for rank in range(2))
+    assert two.do(0, "put", "one", slot=0) == [True]
+    assert two.do(1, "get", "one", slot=1) == [True]
+    said = "is open to others" if trouble == "open" else "can have no socket (Not a directory)"
+    assert [said in record.getMessage() for record in caplog.records] == [True] * 2
+    assert f"lease directory: {two.meeting.directory} " in caplog.text
+
+
+def test_a_child_that_has_no_descriptor_left_lets_ranks_in_when_it_has_one_again(
+    ranks: Callable[..., Ranks], capfd: pytest.CaptureFixture[str]
+) -> None:
+    two, said = ranks(2), list[str]()
+
+    def log() -> str:
+        said.append(capfd.readouterr().err)
+        return "".join(said)
+
+    first = two.begin()
+    assert isinstance(two.hear(0), EngineReady)
+    soft, hard = resource.prlimit(first.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (0, hard))
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(two.begin)
+        wait_until(lambda: "no rank can be let in" in log(), "it goes on as if nothing had happened, or has ended")
+        resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert second.result().pid == first.pid
+    assert isinstance(two.hear(1), EngineReady)
+    assert log().count("no rank can be let in") == 1
+
+
+def test_what_an_engine_makes_is_for_its_user_alone(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+    """Engines of files make them readable to all, and directories too, as far as the umask lets them."""
+    one = ranks(1, alone=True)
+    old = os.umask(0o022)
+    try:
+        one.begin()
+    finally:
+        os.umask(old)
+    assert isinstance(one.hear(0), EngineReady)
+    assert one.do(0, "put", "one", slot=0) == [True]
+    (file,) = tmp_path.rglob("one")
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
 def test_siblings_meet_and_nobody_else() -> None:
     """A process and what it starts are no siblings."""
     words = "import sys; from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting; "
-    command = [sys.executable, "-c", words + "print(ChildMeeting.of_siblings(2).key)"]
+    command = [sys.executable, "-c", words + "print(ChildMeeting.of_siblings(2, None).key)"]
     keys = {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
     assert len(keys) == 1
-    assert keys != {ChildMeeting.of_siblings(2).key}
-    two, three = ChildMeeting("key", 2), ChildMeeting("key", 3)
-    assert len({two.address(b"a"), two.address(b"b"), three.address(b"a")}) == 3
+    assert keys != {ChildMeeting.of_siblings(2, Path("/")).key}
+    two, three = ChildMeeting("key", 2, Path("/")), ChildMeeting("key", 3, Path("/"))
+    assert len({two.name(b"a"), two.name(b"b"), three.name(b"a")}) == 3
 
 
 def test_an_engine_that_cannot_be_opened_says_why(server: Callable[..., Server]) -> None:
