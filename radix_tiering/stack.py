@@ -220,6 +220,10 @@ class TierStack:
         """How many pages from the start of `keys` are held somewhere: a hint, taken without waiting for anything."""
         return self.table.probe(self.digest, keys)
 
+    def last_held(self, keys: Sequence[bytes]) -> int | None:
+        """The last of these pages, which are no chain, that is held somewhere; likewise."""
+        return self.table.last_held(self.digest, keys)
+
     def restore(
         self,
         keys: Sequence[bytes],
@@ -227,6 +231,7 @@ class TierStack:
         *,
         can_compute: bool = False,
         no_layers: str = NOBODY_COMPUTES_LAYERS,
+        beside: int = 0,
     ) -> Restore:
         """Start to bring up the chain `keys`; see `Restore` and `Restorer.begin`. Returns at once.
 
@@ -236,7 +241,7 @@ class TierStack:
         if self.config.restore.strategy == "recompute":
             return self.restorer.nothing(keys, prefix_keys, why="restore.strategy is recompute")
         if self.probe(keys[:1]) or self.restorer.asks(len(prefix_keys), len(keys)):
-            return self.restorer.begin(keys, prefix_keys, can_compute=can_compute, no_layers=no_layers)
+            return self.restorer.begin(keys, prefix_keys, can_compute=can_compute, no_layers=no_layers, beside=beside)
         return self.restorer.nothing(keys, prefix_keys)
 
     # ---- steering ----

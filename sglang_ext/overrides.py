@@ -100,6 +100,7 @@ def linker_overrides() -> tuple[Override, ...]:
     wrapper, ours = f"{linker}.UnifiedCacheLinkerWrapper", f"{linker}.UnifiedCacheLinker"
     reason, interface = "keep one object for each request", "be the linker"
     counter, dies = f"{linker}.LayerWiseLoadCounter", "end a forward's wait where the loading thread has died"
+    pools, states = "sglang.srt.mem_cache.memory_pool", "have layers with a state wait for it"
     return (
         Override(f"{wrapper}.__init__", ("self", "cache", "cache_linker"), reason),
         Override(f"{wrapper}.match", ("self", "key", "req", "result"), reason),
@@ -151,6 +152,13 @@ def linker_overrides() -> tuple[Override, ...]:
             "sglang.srt.configs.model_config.ModelConfig.from_server_args",
             ("server_args", "model_path", "model_revision", "is_draft_model", "context_length", "kwargs"),
             "have the configuration of a draft in the namespace",
+        ),
+        Override(
+            f"{pools}.HybridReqToTokenPool.register_layer_transfer_counter", ("self", "layer_transfer_counter"), states
+        ),
+        *(Override(f"{pools}.MambaPool.State.{kind}", None, states) for kind in ("replayssm_d", "replayssm_rawv")),
+        Override(
+            f"{pools}.DSATokenToKVPool.index_k_with_scale_buffer", None, "keep the index of sparse attention in pages"
         ),
     )
 

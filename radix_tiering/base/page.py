@@ -46,6 +46,7 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     coded_layer_bytes: int = 0  # of a layer in that codec
     front_bytes: int = 0  # in front of the layers, as they are on the device
     front_split: bool = False  # whether tensor-parallel ranks keep different parts of these
+    state_bytes: int = 0  # of the state behind a prefix, which pages of its own have; 0: the model keeps none
 
     @property
     def layer_bytes(self) -> int:
@@ -73,7 +74,7 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_whole(self) -> bool:
         """Whether each tensor-parallel rank has all of a page: a latent that K and V share, and a front alike."""
-        return self.planes == 1 and not self.front_split
+        return self.planes == 1 and not self.front_split and not self.state_bytes
 
     def span(self, layers: range) -> slice:
         """The bytes of neighbouring layers in a page; what lies in front comes with the first one."""

@@ -153,10 +153,16 @@ class Planner:
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
 
     def recomputes(
-        self, start: int, sources: Sequence[str | None], behind: int = 0, owed: Owed = NOTHING_OWED
+        self,
+        start: int,
+        sources: Sequence[str | None],
+        behind: int = 0,
+        owed: Owed = NOTHING_OWED,
+        beside: int = 0,
     ) -> Decision | None:
         """To compute all of a prefix that cannot be computed in part, where that is sooner than loading it although
-        computing costs as much as it may; None: wait for its pages. As for `decide`."""
+        computing costs as much as it may; None: wait for its pages. As for `decide`. `beside`: so many of the last
+        pages stand for no tokens: they are loaded, and not computed."""
         worst = self.costs.compute_at_worst
         if self.choice != "auto" or None in sources or all(source == HERE for source in sources) or worst is None:
             return None
@@ -165,37 +171,41 @@ class Planner:
             return None
         prefix = self._prefix(start, sources, behind)
         at_worst = CostModel(compute=worst, sources=costs.sources)
-        recomputed, *loaded = pure_plans(prefix, at_worst, self.forward_tokens or prefix.tokens + behind)
+        longest = self.forward_tokens or prefix.tokens + behind
+        recomputed, *loaded = pure_plans(prefix, at_worst, longest)
+        if beside and beside < len(sources):
+            recomputed = plan_recompute(self._prefix(start, sources[:-beside], behind), at_worst, longest)
         if not loaded or recomputed.first_token_seconds >= loaded[0].first_token_seconds:
             return None
         why = f"recomputing takes {_ms(recomputed.seconds)}, loading {_ms(loaded[0].seconds)}; it is not done in part"
         return Decision(True, False, 0, recomputed, why)
 
-    def recomputes_what_is_here(self, start: int, pages: int, behind: int = 0) -> Decision | None:
+    def recomputes_what_is_here(self, start: int, pages: int, behind: int = 0, beside: int = 0) -> Decision | None:
         """Likewise, of pages that are all in host memory. None: copy them, as nearly always: they are copied beside the
         forward over the tokens behind them."""
         each, worst = self.here_seconds(), self.costs.compute_at_worst
         if self.choice != "auto" or each is None or worst is None:
             return None
-        first, end = start * self._page_tokens, (start + pages) * self._page_tokens
+        computed = max(1, pages - beside)
+        first, end = start * self._page_tokens, (start + computed) * self._page_tokens
         copying = self.latency_seconds(HERE) + pages * each
         longest = self.forward_tokens or end + behind - first
         forwards = forwards_behind(end + behind - first, 0, longest)
         if worst.in_forwards(first, end + behind, forwards) >= copying:
             return None
-        prefix, known = self._prefix(start, [HERE] * pages, behind), self.costs.compute
+        prefix, known = self._prefix(start, [HERE] * computed, behind), self.costs.compute
         assert known is not None, "known where the worst is"
         plan = plan_recompute(prefix, CostModel(compute=known, sources={}), longest)
         why = f"recomputing takes {_ms(plan.seconds)}, copying from host memory {_ms(copying)}"
         return Decision(True, False, 0, plan, why)
 
-    def most_patience(self, start: int, sources: Sequence[str | None]) -> float:
+    def most_patience(self, start: int, sources: Sequence[str | None], beside: int = 0) -> float:
         """How long it may be waited for pages behind page `start` of a prompt, that come from there: as long as
         computing them would take, seconds; without bound where costs are not known, or an operator says what to do."""
         costs = self._model(sources)
         if self.choice != "auto" or not sources or isinstance(costs, str):
             return math.inf
-        first, tokens = start * self._page_tokens, len(sources) * self._page_tokens
+        first, tokens = start * self._page_tokens, max(1, len(sources) - beside) * self._page_tokens
         return costs.compute.in_forwards(
             first, first + tokens, forwards_behind(tokens, 0, self.forward_tokens or tokens)
         )

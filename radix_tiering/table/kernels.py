@@ -933,6 +933,18 @@ def probe(words, longs, table, heaps, meta, notes, space, keys):
     return keys.shape[0]
 
 
+@_entry("int64", "int64, int64[:,::1]")
+def last_held(words, longs, table, heaps, meta, notes, space, keys):
+    """The last of these pages that has a whole copy somewhere; -1: none. No lock is needed."""
+    for at in range(keys.shape[0] - 1, -1, -1):
+        r = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
+        if r < 0 or words[r, FLAGS] & DROPPED or kind_of(words, meta, r) & ((1 << meta[TIER_COUNT]) - 1) == 0:
+            continue
+        if not _hidden(words, meta, r):
+            return np.int64(at)
+    return np.int64(-1)
+
+
 @_entry("void", "int64[::1], int64")
 def refresh_all(words, longs, table, heaps, meta, notes, rows, now):
     for r in rows:

@@ -183,6 +183,22 @@ class PageTable:
                     return at
         return held
 
+    def last_held(self, namespace: bytes, keys: Sequence[bytes]) -> int | None:
+        """The last of these pages, no chain, that has a whole copy that counts. A hint, as `find`."""
+        root, held = self.book.roots.get(namespace), len(keys)
+        if root is None:
+            return None
+        while held:
+            held = kernels.last_held(*self._rows.state, root, as_keys(keys[:held]))
+            if held < 0 or not (self._gone or self._emptying):
+                break
+            page = self.find(namespace, keys[held])
+            if page is not None and self.holds(page):
+                break
+        else:
+            return None
+        return held if held >= 0 else None
+
     def holds(self, page: Page) -> bool:
         """Whether `page` has a whole copy that counts. A hint, as `find`."""
         if not (self._gone or self._emptying):

@@ -107,7 +107,8 @@ class Pacing:
     def _most_patience(self, restore: Restore) -> float:
         """How long it may wait for what has not come: no longer than it would be computed."""
         front = restore.flight.step(1).jump
-        return self._planner.most_patience(len(restore.prefix_keys) + front, restore.flight.whereabouts(front, HERE))
+        sources = restore.flight.whereabouts(front, HERE)
+        return self._planner.most_patience(len(restore.prefix_keys) + front, sources, restore.beside)
 
     def recomputes(self, restore: Restore) -> bool:
         """Whether one that needs its pages whole is to be computed instead, by what is known when it is first asked for
@@ -118,7 +119,8 @@ class Pacing:
         front = restore.flight.step(1).jump
         sources = restore.flight.whereabouts(front, HERE)
         owed = self._reads.owed_seconds(restore)
-        decision = self._planner.recomputes(len(restore.prefix_keys) + front, sources, restore.behind, owed)
+        start = len(restore.prefix_keys) + front
+        decision = self._planner.recomputes(start, sources, restore.behind, owed, restore.beside)
         if decision is not None:
             restore.story.decided(decision, front)
         elif restore.asked is not None:
@@ -131,7 +133,7 @@ class Pacing:
         if front == pages or restore.sources.count(HOST) < pages:
             return None
         start = len(restore.prefix_keys) + front
-        decision = self._planner.recomputes_what_is_here(start, pages - front, restore.behind)
+        decision = self._planner.recomputes_what_is_here(start, pages - front, restore.behind, restore.beside)
         if decision is None:
             return None
         self._not_copied += 1

@@ -66,6 +66,7 @@ class Restore:
     __slots__ = (
         "also_here",
         "asked",
+        "beside",
         "busy_until",
         "can_compute",
         "claimed",
@@ -118,6 +119,7 @@ class Restore:
         by layer; empty if it could. `why`: it is all recomputed, for this reason, and nothing is looked for."""
         self.keys = keys  # the chain to bring up
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
+        self.beside = 0  # the last of them, that stand for no tokens: of use with all before them, and they with these
         self.can_compute = can_compute  # the device could compute a part of it
         self.no_layers = no_layers
         self.started = started

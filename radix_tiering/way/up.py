@@ -123,11 +123,12 @@ class Restorer:
         *,
         can_compute: bool = False,
         no_layers: str = NOBODY_COMPUTES_LAYERS,
+        beside: int = 0,
     ) -> Restore:
         """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too.
 
         `can_compute`: the device could compute a part of them meanwhile; `no_layers`: why not all of them, layer by
-        layer; empty if it could.
+        layer; empty if it could. `beside`: so many of them, the last ones, stand for no tokens of their own.
         """
         restore = Restore(
             keys,
@@ -138,6 +139,7 @@ class Restorer:
             can_compute=can_compute,
             no_layers=no_layers,
         )
+        restore.beside = beside
         self._jobs.put(lambda: self._start(restore))
         return restore
 

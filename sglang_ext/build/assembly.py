@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from swift_tiers.kernels.cuda_runtime import cuda_runtime
 from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig
@@ -156,8 +157,13 @@ def build_tiers(
     part = rank.identity_of(pool.geometry) if config.remote.engine is not None else rank.identity
     namespace = server_namespace(server_args, kvcache, pool.geometry, part, config.identity.weights)
     scope = shared_scope(config, server_args)
-    kvikio = wanted_kvikio(config, pool)
-    landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
+    if pool.states is not None:
+        # They are copied to the device from host memory alone.
+        namespace = structs.replace(namespace, dtype=f"{namespace.dtype}, states of {pool.states.kinds}")
+        kvikio = landing = None
+    else:
+        kvikio = wanted_kvikio(config, pool)
+        landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
     more: dict[str, Any] = {
         "landing": landing,
         "kvikio": kvikio,

@@ -145,6 +145,8 @@ class AcceleratorPool(DevicePool):
             prepare_digests(self.outgoing.memory, self.geometry.page_bytes)
         for copy in copies:
             copy.prepare()
+        if self.states is not None:
+            self.states.prepare()
         if self.has_digests:
             prepare_pool_digests(self._pools)
         if self.landing is not None:

@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from swift_tiers.kernels.pool_planes import VECTOR_BYTES, PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
+
+from .states import StatePool
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, QueueMark | None], None]
@@ -87,6 +90,8 @@ class DevicePool(ABC):
     outgoing: OutgoingMemory | None = None
     #: Whether a model drafts, whose KV lies in front of the layers.
     drafts: bool = False
+    #: Of layers that keep a state in place of KV; None where the model has none.
+    states: StatePool | None = None
 
     def __init__(
         self,
@@ -102,6 +107,23 @@ class DevicePool(ABC):
         self.pool_pages = min(layers[0][0].shape[0] // page_size, *(planes.pool_pages for planes in front), sys.maxsize)
         self.device = layers[0][0].device
         self.front = tuple(front)
+        #: By layers of KV: those of the model that may begin once it has come. `begin_with`: once all states have.
+        self.releases: list[range] = [range(layer, layer + 1) for layer in range(self.geometry.layers)]
+        self.begin_with = range(0)
+
+    def keep_states(self, states: Sequence[Sequence[torch.Tensor]], layers: Sequence[int], of_model: int) -> None:
+        """Of the model's `of_model` layers `layers` keep KV, and others, or the same ones, `states`
+        (`kept.state_layers`). To be called before anything is copied."""
+        self.states = StatePool(states, self.geometry.page_bytes, self.accelerator)
+        self.geometry = structs.replace(self.geometry, state_bytes=self.states.nbytes)
+        bounds = [*layers, of_model]
+        self.releases = [range(first, end) for first, end in itertools.pairwise(bounds)]
+        self.begin_with = range(bounds[0])
+
+    @property
+    def model_layers(self) -> int:
+        """How many layers a forward waits for one by one."""
+        return self.releases[-1].stop
 
     def page_indices(self, rows: torch.Tensor) -> np.ndarray:
         """The pool page of each `page_size` rows: int64 [pages].

@@ -59,6 +59,50 @@ def _remedy(kvcache: Any, whose: str) -> str:
     return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
 
 
+def attention_pool(kvcache: Any) -> Any:
+    """The pool of the layers that keep KV: SGLang's `kvcache`, or the part of it beside which others keep states."""
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+    return kvcache.full_kv_pool if type(kvcache) is HybridLinearKVPool else kvcache
+
+
+def state_layers(params: Any) -> list[list[torch.Tensor]]:
+    """Of layers that keep a state in place of KV, the tensor of each, `[slots, ...]`, by kind; none where there are no
+    such layers. `params`: SGLang's `CacheInitParams`. Raises ConfigError where it keeps more of them than that."""
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
+    pool = getattr(params.req_to_token_pool, "mamba_pool", None)
+    if pool is None:
+        return []
+    beside = params.req_to_token_pool
+    if type(pool) is not MambaPool:
+        raise ConfigError(
+            f"--enable-swift-tiers: states are in a {type(pool).__name__}, which is not supported: remove "
+            "--enable-unified-memory, or the flag"
+        )
+    if beside.mamba_ckpt_pool is not None or beside.short_conv_pool.enabled or beside.ngram_pool.enabled:
+        raise ConfigError(
+            "--enable-swift-tiers: states are kept as 8-bit checkpoints, or with others beside them, which is not "
+            "supported: remove --enable-int8-mamba-checkpoint, or the flag"
+        )
+    kept = pool.mamba_cache
+    if kept.replayssm_d is not None or kept.replayssm_rawv is not None:
+        raise ConfigError(
+            "--enable-linear-replayssm: a state is kept in parts, which is not supported: remove one of the two"
+        )
+    return [list(kind) for kind in (kept.temporal, *kept.conv) if kind.numel()]
+
+
+def model_layers(params: Any) -> tuple[list[int], int]:
+    """Which layer of a model some of whose layers keep states, from 0, each layer of KV is of; and how many there are.
+    `params`: SGLang's `CacheInitParams`."""
+    kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    order = sorted(kvcache.full_attention_layer_id_mapping.items(), key=lambda pair: pair[1])
+    layers = [layer - kvcache.start_layer for layer, _ in order]
+    with_states = [layer - kvcache.start_layer for layer in params.req_to_token_pool.mamba_map]
+    return layers, max(*layers, *with_states) + 1
+
+
 def index_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     """Of sparse attention (DSA) the index keys and their scales, `[pages, bytes of a page]`, of every layer that has
     some; of other pools none."""
@@ -85,6 +129,7 @@ def row_shape(kvcache: Any) -> tuple[int, int]:
     """(heads, dimensions of one) of a token's row in a plane; latent rows are one head, which all share."""
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
-    if isinstance(kvcache, MLATokenToKVPool):
-        return 1, kvcache.kv_cache_dim
-    return kvcache.head_num, kvcache.head_dim
+    pool = attention_pool(kvcache)
+    if isinstance(pool, MLATokenToKVPool):
+        return 1, pool.kv_cache_dim
+    return pool.head_num, pool.head_dim

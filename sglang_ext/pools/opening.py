@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.base.units import format_size
 from .accelerator_pool import open_cuda_pool
 from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 from .encoded_pool import EncodedPool
-from .kept import front_of, index_planes, layer_planes
+from .kept import attention_pool, front_of, index_planes, layer_planes, model_layers, state_layers
 from .supported import OTHER_DRAFT, drafts_by_model
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,15 @@ def open_pool(params: Any, codec: str) -> DevicePool:
     """The pool of a rank, as SGLang's `CacheInitParams` tell of it, of which pages are kept in `codec`. Raises
     ConfigError if it is of a kind that is not supported."""
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
-    return open_device_pool(kvcache, params.page_size, codec, draft_pools(params))
+    pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, draft_pools(params))
+    if states := state_layers(params):
+        if pool.drafts:
+            raise ConfigError(
+                "--speculative-algorithm: a model drafts for one that keeps states, which is not supported so far; use "
+                "NGRAM, or remove it"
+            )
+        pool.keep_states(states, *model_layers(params))
+    return pool
 
 
 def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequence[Any] = ()) -> DevicePool:

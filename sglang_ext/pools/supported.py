@@ -127,10 +127,16 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
             "remove the flag"
         )
     if mambaish_config(model_config) is not None:
-        raise ConfigError(
-            f"--enable-swift-tiers: {name} has layers that keep a state in place of KV, which is not supported: "
-            "remove the flag"
-        )
+        for field, is_set in (
+            ("peer.donate", config.peer.donate),
+            ("remote.engine", config.remote.engine is not None),
+            ("ssd.gpu_direct", config.ssd.gpu_direct == "on"),
+        ):
+            if is_set:
+                raise ConfigError(
+                    f"{field}: {name} has layers that keep a state in place of KV, for which that is not supported so "
+                    f"far; remove {field}"
+                )
     if is_deepseek_dsa(model_config.hf_config) and get_dsa_index_kpool_compress(model_config.hf_config):
         raise ConfigError(
             f"--enable-swift-tiers: {name} keeps parts of its index by request, which is not supported: remove the flag"

@@ -120,7 +120,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
-            request.begin(tail, prefix)
+            request.begin(tail, prefix, self.cache_linker.pool.states)
         return request
 
     def restart(self, request: TieredRequest) -> bool:
@@ -277,8 +277,13 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
         """The longest length that every rank can restore.
 
-        The tiers restore any length up to their longest, so the intersection over the ranks is a minimum.
+        The tiers restore any length up to their longest, so the intersection over the ranks is a minimum; but where
+        there are states.
         """
+        if self.cache_linker.pool.states is not None:
+            return int(
+                super()._sync_restorable_prefix(restorable, num_pages=num_pages, device_hit_pages=device_hit_pages)
+            )
         ((pages,),) = least([[restorable[-1] if restorable else 0]], self.cache._all_reduce_attn_groups)
         return pages if pages > device_hit_pages else 0
 
@@ -302,7 +307,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
                 parent=before[-1] if before else None,
                 depth=len(before) + 1,
             )
-        super()._offload_node(node_id, [offered])
+        super()._offload_node(node_id, [offered, *(one for one in transfers if one.name != node.name)])
 
     def _room(self) -> int:
         allocator = self.cache.token_to_kv_pool_allocator
@@ -361,7 +366,8 @@ class SwiftRadixCache(KeepingRadixCache):
         if waiting is None or waiting.restore is None:
             return 0, None
         tiers = waiting.stack.table.of
-        stored = [tiers[tier].durable for tier in waiting.restore.sources[: waiting.restore.pages]]
+        pages = min(waiting.restore.pages, len(waiting.tail))
+        stored = [tiers[tier].durable for tier in waiting.restore.sources[:pages]]
         if not any(stored):
             return 0, None
         return sum(stored) * self.page_size, (waiting.device_pages + stored.index(True)) * self.page_size

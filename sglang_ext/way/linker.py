@@ -41,7 +41,7 @@ from ..tell.forward_times import ForwardTimes
 from ..tell.guard import never_raises
 from ..tell.on_the_way import OnTheWay
 from ..tell.request_facts import tell_forward
-from .loads import Load, Loader
+from .loads import Load, Loader, StateLoad
 from .offloads import QUIESCE_SECONDS, Offload, Offloader
 from .request import TieredRequest
 
@@ -90,6 +90,8 @@ class SwiftLinker(UnifiedCacheLinker):
             pool.accelerator.keep_clear_of(forward_stream)
         stack, side = build_tiers(server_args, params, pool, config)
         self._start(pool, stack, side)
+        if pool.states is not None:
+            params.req_to_token_pool.register_layer_transfer_counter(self.loader.counter)
         self.forward_stream = forward_stream
         try:
             pool.prepare(stack.host.slab)
@@ -110,11 +112,13 @@ class SwiftLinker(UnifiedCacheLinker):
         self.peer_side = peer_side
         self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
-        self.pools = {PoolName.KV: pool}
+        self.pools: dict[PoolName, Any] = {PoolName.KV: pool}
+        if pool.states is not None:
+            self.pools[PoolName.MAMBA] = pool.states
         #: By id, since SGLang's interface names them so: those that wait, or compute while their pages come up.
         self.requests: dict[str, TieredRequest] = {}
         self.offloader = Offloader(pool, stack)
-        self.loader = Loader(pool, stack)
+        self.loader: Loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
         self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
         self._queued: dict[str, Load] = {}
@@ -150,9 +154,12 @@ class SwiftLinker(UnifiedCacheLinker):
     @never_raises(_no_lengths)
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned
-        now."""
+        now; where the model keeps a state, the one that it is of."""
         request = self.requests.get(rid)
-        return [] if request is None else list(range(1, request.promised(kv_transfer(transfers).keys) + 1))
+        pages = 0 if request is None else request.promised(kv_transfer(transfers).keys)
+        if self.pool.states is not None:
+            return [pages] if pages else []
+        return list(range(1, pages + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
@@ -166,14 +173,21 @@ class SwiftLinker(UnifiedCacheLinker):
             rows = OnTheWay(transfer.device_indices)
             if len(places) * self.pool.page_size != len(rows):
                 raise RuntimeError(f"{len(rows)} tokens asked for, {len(places)} pages promised")
+            state = self._state_load(request, transfers)
             request.copies(first, len(places))
-            self._queued[rid] = Load(request, request.restore, first, places, rows)
+            self._queued[rid] = Load(request, request.restore, first, places, rows, state)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
             self.stack.events.emit("linker.error", where="load", error=repr(error))
             self._queued[rid] = Load(None, None, 0, Places.none(), _no_rows())
         return True
+
+    def _state_load(self, request: TieredRequest, transfers: list[PoolTransfer]) -> StateLoad | None:
+        if self.pool.states is None:
+            return None
+        (slots,) = [transfer.device_indices for transfer in transfers if transfer.name == PoolName.MAMBA]
+        return StateLoad(*request.state_places(), OnTheWay(slots))
 
     @never_raises(lambda: False)
     def cancel_queued_load(self, rid: str) -> bool:
@@ -275,8 +289,9 @@ class SwiftLinker(UnifiedCacheLinker):
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
             namespace = None if self.stale_device else self.stack.digest
+            states = [OnTheWay(one.device_indices) for one in transfers if one.name == PoolName.MAMBA]
             ready = self.record_offload_ready()
-            job = Offload(hashes, rows, ready, node.parent, node.depth, namespace, node.path)
+            job = Offload(hashes, rows, ready, node.parent, node.depth, namespace, node.path, *states)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
             job = Offload([], _no_rows(), [], None, 1, None)

@@ -109,6 +109,14 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
                 self.fail(index, RuntimeError("the loading thread has died"))
 
 
+class StateLoad(NamedTuple):
+    """The state behind the promised pages of one request, into a private slot."""
+
+    first: int  # of its pages in the restore
+    places: Places  # where they lie
+    slot: OnTheWay  # int64 [1]
+
+
 class Load(NamedTuple):
     """The promised pages of one request, into its private device slots."""
 
@@ -117,6 +125,7 @@ class Load(NamedTuple):
     first: int  # of the restore's pages, from 0
     places: Places  # where they lie
     rows: OnTheWay  # of the device pool: int64 [pages * page_size]
+    state: StateLoad | None = None  # where the model keeps one
 
 
 class LayerLoad(NamedTuple):
@@ -138,7 +147,7 @@ class Loader:
         self._jobs = self._runner.queue()  # of batches (index, loads, events), of layers, and None at the end
         #: Rows of the pool that are to be copied to, by the index of a batch, or less than 0 for layers.
         self._under_way: dict[int, list[OnTheWay]] = {}
-        self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive(), self._runner)
+        self.counter = WatchedLoadCounter(pool.model_layers, lambda: self._thread.is_alive(), self._runner)
         self._thread = self._spawn()
 
     # ---- the scheduler's thread ----
@@ -212,7 +221,8 @@ class Loader:
         self._pool.adopt_thread()
 
         def layer_done(layer: int, mark: QueueMark | None) -> None:
-            self.counter.complete(index, layer, mark)
+            for one in self._pool.releases[layer]:
+                self.counter.complete(index, one, mark)
 
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
@@ -224,15 +234,24 @@ class Loader:
             for load in loads
             if load.restore is not None
         ]
+        states = [(load.restore, load.state) for load in loads if load.restore is not None and load.state is not None]
+        looks_at_states = [
+            self._stack.restorer.verifier.verified(restore, state.first, state.places.numbers.tolist())
+            for restore, state in states
+        ]
         wait_for(ready)  # a forward that is under way: no part of what copying takes, by which is planned
         started = self._runner.monotonic()
+        self._copy_states(index, [state for _, state in states])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = self._runner.monotonic() - started
+        slots = np.concatenate([slots, *(state.places.numbers for _, state in states)])
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)
         digests = self._pool.digests(pool_pages) if by_device else None
         ends = np.cumsum([len(load.places) for load in loads]).tolist()
         for verified, load, end in zip(looks, loads, ends, strict=True):
             verified(None if digests is None else digests[end - len(load.places) : end])
+        for verified in looks_at_states:
+            verified(None)
         # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
         # copied to may be looked at.
         for load in loads:
@@ -240,6 +259,16 @@ class Loader:
             self._copied(load)
         self._under_way.pop(index, None)
         self.counter.end(index)
+
+    def _copy_states(self, index: int, states: list[StateLoad]) -> None:
+        """Before the layers that need them: all of them, since a batch is waited for as one."""
+        if self._pool.states is None:
+            return
+        for state in states:
+            (slot,) = state.slot.wait().tolist()
+            self._pool.states.copy_in(slot, self._stack.host.slab, state.places.numbers)
+        for layer in self._pool.begin_with:
+            self.counter.complete(index, layer, None)
 
     def _copy_layers(self, load: LayerLoad) -> None:
         started, copied = self._runner.monotonic(), 0
@@ -281,10 +310,11 @@ class Loader:
         if load.restore is None:
             return
         landed = int((load.places.numbers >= self._stack.host.slots).sum())
+        count = self._stack.restorer.count_load
         try:
-            self._stack.restorer.count_load(
-                load.restore, load.first, len(load.places), seconds, failed=failed, landed=landed
-            )
+            count(load.restore, load.first, len(load.places), seconds, failed=failed, landed=landed)
+            if load.state is not None and not failed:
+                count(load.restore, load.state.first, len(load.state.places), 0.0, failed=False)
         except Exception as error:
             logger.exception("swift-tiers: a load could not be counted")
             self._stack.events.emit("linker.error", where="count_load", error=repr(error))

@@ -37,7 +37,7 @@ WATCHDOG_SECONDS = 1.0
 class Offload:
     """Pages of one tree node on their way to host memory. Compared by identity."""
 
-    __slots__ = ("brings", "depth", "hashes", "namespace", "parent", "path", "ready", "rows")
+    __slots__ = ("brings", "depth", "hashes", "namespace", "parent", "path", "ready", "rows", "state")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Offload:
         depth: int,
         namespace: bytes | None,
         path: int = 0,
+        state: OnTheWay | None = None,
     ) -> None:
         self.hashes = hashes
         self.rows = rows  # of the device pool: int64 [pages * page_size]
@@ -56,6 +57,7 @@ class Offload:
         self.depth = depth  # position of the first one, in pages from 1
         self.namespace = namespace  # digest; whose KV it is, however late it is copied. None: of weights that are gone
         self.path = path  # so many of its first pages come before the node, and are offered along
+        self.state = state  # slot of the state behind the last page: int64 [1]; None: there is none
         self.brings = 0  # pages that wait for it, and for no other that waits
 
     @property
@@ -265,7 +267,38 @@ class Offloader:
             if put.refused:
                 return False
             parent = step[-1]
+        if job.state is not None and keys:
+            self._copy_state(job, job.state, keys[-1], job.depth + len(keys), now, job.namespace)
         return bool(keys)
+
+    def _copy_state(self, job: Offload, state: OnTheWay, page: bytes, depth: int, now: int, namespace: bytes) -> None:
+        """Take the state behind `page` into host memory, as pages that follow it from `depth` on. Where there is no
+        room for it, the pages are held all the same: a longer prefix of theirs may have one."""
+        states = self._pool.states
+        assert states is not None, "a state of a model that keeps none"
+        (slot,) = state.wait().tolist()
+        keys, parent = states.keys(page), page
+        for start in range(0, len(keys), STEP_PAGES):
+            step = keys[start : start + STEP_PAGES]
+            put = self._stack.intake.begin(step, parent, depth + start, now, namespace)
+            try:
+                where = np.asarray(put.slots, dtype=np.int64)
+                if put.slots:
+                    pages = start + np.asarray(put.indices, dtype=np.int64)
+                    states.copy_out(slot, pages, self._stack.host.slab, where, job.ready)
+                digests = self._digests(put, list(range(len(put.slots))))
+            except BaseException:
+                self._stack.intake.abort(put)
+                raise
+            with self._answering:
+                current = self._is_current(job)
+                if current:
+                    self._stack.intake.commit(put, digests)
+            if not current:
+                self._stack.intake.abort(put)
+            if not current or put.refused:
+                return
+            parent = step[-1]
 
     def _copy_aside(self, pages: np.ndarray, after: list[Any]) -> list[int]:
         """Copy pool pages to outgoing memory, as many of the first ones as it has room for, once events `after` have

@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
 from ..pools.device_pool import DevicePool
+from ..pools.states import StatePool, state_key
 from ..tell.guard import never_raises
 from ..tell.request_facts import RequestFacts, Runs, runs_of
 
@@ -74,6 +75,7 @@ class TieredRequest:
         "rid",
         "stack",
         "stage",
+        "state_pages",
         "tail",
     )
 
@@ -104,6 +106,7 @@ class TieredRequest:
         self.restarts = restarts  # how often it began anew
         self.number = number  # of those that have arrived: the same on every rank
         self.tail: Sequence[str] = ()  # page hashes behind its prefix on the device, when it arrived
+        self.state_pages = 0  # of its restore, behind those of the tail: of the state that the model keeps behind them
         self.hashes: tuple[int, Sequence[str]] = (0, ())  # page hashes of its prompt, from this page (from 0) on
         self.stage = TieringStage.WAITING
         self.agreed = False  # every rank has settled its restore
@@ -127,16 +130,32 @@ class TieredRequest:
     # ---- waiting ----
 
     @never_raises(lambda: None)
-    def begin(self, hashes: Sequence[str], prefix_hashes: Sequence[str] = ()) -> None:
-        """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has."""
-        self.tail = hashes
+    def begin(self, hashes: Sequence[str], prefix_hashes: Sequence[str] = (), states: StatePool | None = None) -> None:
+        """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has; where the model keeps
+        `states`, as many of them as there is one behind, and that one."""
         keys = [bytes.fromhex(page_hash) for page_hash in hashes]
+        if states is not None:
+            held = self._held_with_state(keys, states)
+            hashes, keys = hashes[:held], keys[:held]
+            behind = states.keys(keys[-1]) if keys else []
+            self.state_pages = len(behind)
+            keys += behind
+        self.tail = hashes
         prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
         facts = self.facts
-        restore = self.stack.restore(keys, prefix, can_compute=not facts.whole, no_layers=facts.no_layers)
+        restore = self.stack.restore(
+            keys, prefix, can_compute=not facts.whole, no_layers=facts.no_layers, beside=self.state_pages
+        )
         self.restore = restore
         restore.story.whole = facts.whole
         facts.follow(restore)
+
+    def _held_with_state(self, keys: Sequence[bytes], states: StatePool) -> int:
+        """The longest part of these pages, from the first on, that is held with a state behind it."""
+        # Of a state that has its last page, all are there: no page outlives its prefix.
+        ends = [state_key(key, states.pages - 1) for key in keys[: self.stack.probe(keys)]]
+        last = self.stack.last_held(ends)
+        return 0 if last is None else last + 1
 
     @never_raises(lambda: Readiness.READY)
     def readiness(self) -> Readiness:
@@ -154,7 +173,8 @@ class TieredRequest:
         """How many tokens of its prompt it computes if it is admitted with the pages that were agreed on."""
         known = len(self.req.origin_input_ids) + len(self.req.output_ids)
         page_tokens: int = self.stack.namespace.geometry.tokens
-        return max(1, known - (self.device_pages + self.pages) * page_tokens)
+        held = max(0, self.pages - self.state_pages)
+        return max(1, known - (self.device_pages + held) * page_tokens)
 
     @property
     def known_pages(self) -> int:
@@ -182,7 +202,11 @@ class TieredRequest:
         every round, and the device may have lost pages since the last one."""
         if self.restore is None or self.given_up or (offset := self._covers(hashes)) is None:
             return 0
-        return min(len(hashes), self.stack.restorer.present(self.restore, offset) - offset)
+        present = self.stack.restorer.present(self.restore, offset)
+        if self.state_pages:
+            # Of use with its state alone, which is that behind the last page.
+            present = len(self.tail) if present == len(self.tail) + self.state_pages else 0
+        return max(0, min(len(hashes), present - offset))
 
     def places(self, hashes: Sequence[str]) -> tuple[int, Places]:
         """Where these pages lie, and the number of the first of them in the restore. Raises RuntimeError where they are
@@ -191,6 +215,13 @@ class TieredRequest:
         if self.restore is None or offset is None:
             raise RuntimeError("the pages asked for are not the ones promised")
         return offset, self.stack.restorer.places(self.restore, offset, offset + len(hashes))
+
+    def state_places(self) -> tuple[int, Places]:
+        """Likewise of the pages of the state behind its pages."""
+        if self.restore is None or not self.state_pages:
+            raise RuntimeError("no state is kept for it")
+        first = len(self.tail)
+        return first, self.stack.restorer.places(self.restore, first, first + self.state_pages)
 
     def _covers(self, hashes: Sequence[str]) -> int | None:
         """Where `hashes` begin in the tail, or None if they are not a piece of it: the device may have gained pages
@@ -305,6 +336,8 @@ def why_all_whole(scheduler: Any, pool: DevicePool) -> str:
     """Why every request of this scheduler has to have its prefix whole before it is computed; empty if not all do."""
     if scheduler.chunked_prefill_size is None:
         return "SGLang computes prompts in one piece"
+    if pool.states is not None:
+        return "the model keeps a state, which is of all of a prefix"
     if pool.drafts:
         return "a model drafts for it, from all of its prefix"
     return ""

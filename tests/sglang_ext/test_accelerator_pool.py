@@ -577,6 +577,6 @@ def test_pages_are_verified_beside_the_copies_of_an_accelerator(
     monkeypatch.setattr(assembly, "shared_scope", lambda *_: "")
     monkeypatch.setattr(assembly, "open_stack", lambda *_, **named: opened.update(named))
     monkeypatch.setattr(identity, "server_namespace", lambda *_: None)
-    pool = SimpleNamespace(geometry=GEOMETRY, accelerator=accelerator)
+    pool = SimpleNamespace(geometry=GEOMETRY, accelerator=accelerator, states=None)
     assembly.build_tiers(SimpleNamespace(nnodes=1), MagicMock(), pool, parse_config({}))  # type: ignore[arg-type]
     assert opened["copies_beside"] is (accelerator is not None)

@@ -240,7 +240,7 @@ def test_models_and_modes(model, models):
         "WhisperForConditionalGeneration has an encoder": [*on, models["whisper"]],
         "TinyWindowedForCausalLM keeps .*: add --disable-hybrid-swa-memory": [*on, models["own pool"]],
         "Gemma4ForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
-        "FalconH1ForCausalLM has layers that keep a state": [*on, models["states"]],
+        "peer.donate: FalconH1ForCausalLM has layers that keep a state": [*on, models["states"], *donor],
         "DeepseekV32ForCausalLM keeps parts of its index by request": [*on, models["pooled index"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],
         "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],

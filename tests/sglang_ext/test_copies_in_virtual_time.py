@@ -38,6 +38,8 @@ class ModelDevice:
     device = torch.device("cpu")
     pool_pages = DEVICE
     geometry = GEOMETRY
+    model_layers, begin_with, states = GEOMETRY.layers, range(0), None
+    releases = tuple(range(layer, layer + 1) for layer in range(GEOMETRY.layers))
 
     def __init__(self, runner: VirtualRunner, draw: random.Random) -> None:
         self.pages = np.zeros((DEVICE, GEOMETRY.page_bytes), np.uint8)

@@ -22,7 +22,11 @@ LAYERS = 2
 
 def make_loader(copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None) -> Loader:
     pool: Any = SimpleNamespace(
-        geometry=SimpleNamespace(page_bytes=4096, layers=LAYERS),
+        geometry=SimpleNamespace(page_bytes=4096),
+        model_layers=LAYERS,
+        releases=[range(layer, layer + 1) for layer in range(LAYERS)],
+        begin_with=range(0),
+        states=None,
         copy_in=copy_in,
         adopt_thread=lambda: None,
         page_indices=lambda rows: rows.numpy(),

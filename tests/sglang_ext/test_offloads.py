@@ -244,6 +244,8 @@ class StallingPool:
 
     device = torch.device("cpu")
     geometry = GEOMETRY
+    model_layers, begin_with, states = GEOMETRY.layers, range(0), None
+    releases = tuple(range(layer, layer + 1) for layer in range(GEOMETRY.layers))
     page_size = 1
     pool_pages = 1024
     outgoing: Any = None

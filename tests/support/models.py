@@ -80,6 +80,37 @@ def tiny_sparse(directory: Path, *, seed: int = 0) -> Path:
     )
 
 
+def tiny_hybrid(directory: Path, *, seed: int = 0) -> Path:
+    """A Falcon-H1 of four layers, each of attention and of a state (Mamba 2) side by side."""
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    def build(**special_ids: int) -> Any:
+        config = FalconH1Config(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=CONTEXT,
+            mamba_d_ssm=64,
+            mamba_n_heads=4,
+            mamba_d_head=16,
+            mamba_n_groups=1,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_chunk_size=64,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        return FalconH1ForCausalLM(config)
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    return directory
+
+
 def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
     import torch

@@ -148,6 +148,24 @@ def test_what_is_recomputed_whole_is_so_in_the_longest_forwards() -> None:
     assert planner.most(recompute) == 2048 // PAGE
 
 
+def test_pages_that_stand_for_no_tokens_are_loaded_and_not_computed() -> None:
+    """A state behind 512 tokens, of as many bytes as 1,536: loading is of 2,048 tokens, computing of 512."""
+    tokens, beside = 512, 96
+    sources = ["ssd"] * (tokens // PAGE + beside)
+    computing = 0.1 + 1.2e-3 * (tokens + 16)
+    for load, recomputed in ((computing + 0.2, True), (computing - 0.2, False)):
+        planner = Planner(Known(load, 2048), page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4)
+        planner.forward_tokens = 2048
+        decision = planner.recomputes(0, sources, 16, beside=beside)
+        assert (decision is not None) is recomputed, load
+        assert planner.recomputes(0, sources, 16) is None, "if they were tokens, computing them would take longer"
+        assert planner.most_patience(0, sources, beside) == pytest.approx(0.1 + 1.2e-3 * tokens)
+        each = load / len(sources)
+        planner.copying = lambda each=each: each
+        here = planner.recomputes_what_is_here(0, len(sources), 16, beside)
+        assert (here is not None) is recomputed, load
+
+
 prefixes = st.builds(
     Prefix,
     start=st.integers(0, 2000),

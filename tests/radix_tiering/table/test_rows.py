@@ -326,6 +326,25 @@ def test_a_table_grows_where_more_pages_come_than_was_foreseen() -> None:
     assert np.array_equal(np.concatenate([batch.keys for batch in written]), chains)
 
 
+def test_the_last_page_that_is_held_is_found_among_any() -> None:
+    rig = Rig(8, LEAST_RECENTLY_USED)
+    table, keys = rig.table, chain(*range(6))
+    assert table.last_held(table.serving, keys) is None
+    pages = table.take_in(None, keys, LENGTH, table.tick())
+    assert table.last_held(table.serving, keys) is None, "none has come yet"
+    for page in pages:
+        table.end(page, HOST, whole=True)
+    assert table.last_held(table.serving, keys) == 5
+    assert table.last_held(table.serving, [keys[2], chain("another")[0], keys[1]]) == 2
+    assert table.last_held(table.serving, [keys[2], *chain("another")]) == 0
+    assert table.last_held(table.serving, []) is None
+    assert table.last_held(b"m" * 16, keys) is None
+    table.drop(pages[3])
+    assert table.last_held(table.serving, keys) == 2, "what follows it has left with it"
+    table.forget_memory()
+    assert table.last_held(table.serving, keys) is None
+
+
 def test_rows_that_are_free_are_taken_before_the_table_grows() -> None:
     rig = Rig(260, LEAST_RECENTLY_USED)
     table = rig.table

@@ -1,0 +1,206 @@
+"""A model some of whose layers keep a state in place of KV (Falcon-H1) in SGLang's real scheduler, over the tiers.
+
+SGLang has no kernels for states on a CPU: see `support.states_on_cpu` for what stands in their place. Functions whose
+first parameter is a `StepScheduler` run in the scheduler's process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from support.models import tiny_hybrid
+from support.scheduler_process import SchedulerProcess
+from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
+from support.tiers_of_a_model import ANSWER, PLACES, arguments_of, forget, leave_in, with_tiers
+
+PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", {
+    "SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1",
+}  # fmt: skip
+#: Prompts, and how many tokens they have: one that is computed in one piece, and one in two.
+TURNS = 14
+QUESTIONS = {"in one chunk": prompt(201, 150), "in two chunks": prompt(202, 300)}
+
+
+def turn_after(s, name):
+    """A question with its answer, and a few tokens more: nothing washes out what its state says."""
+    question = QUESTIONS[name]
+    return [*question, *s.generate(question, ANSWER)[:ANSWER], *prompt(203, 3)]
+
+
+def turns_from(s, place):
+    """The answers to turns whose prefix is in that tier alone, or nowhere, and where it came from."""
+    found = {}
+    for name in QUESTIONS:
+        forget(s)
+        turn = turn_after(s, name)
+        if place == "nowhere":
+            forget(s)
+        else:
+            leave_in(s, place)
+        req = s.add(turn, ANSWER)
+        s.run()
+        found[name] = list(req.output_ids), s.details(req)
+    if place != "nowhere":
+        quiet(s)
+    return found
+
+
+def turn_over_zeros(s, part):
+    """Where what is loaded is zeroed: the state, or the KV."""
+    name, pool = "in one chunk", s.linker.pool
+    forget(s)
+    turn = turn_after(s, name)
+    leave_in(s, "host")
+    copy_in, copy_state = pool.copy_in, pool.states.copy_in
+
+    def zeroed(pages, slab, slots, layer_done, after=()):
+        def zero(layer, mark):
+            for plane in pool._arrays[layer]:
+                plane[pages] = 0
+            layer_done(layer, mark)
+
+        copy_in(pages, slab, slots, zero, after)
+
+    def zeroed_state(slot, slab, slots, after=()):
+        copy_state(slot, slab, slots, after)
+        for group in pool.states.groups:
+            for plane in group.flat:
+                plane[slot] = 0
+
+    if part == "state":
+        pool.states.copy_in = zeroed_state
+    else:
+        pool.copy_in = zeroed
+    try:
+        req = s.add(turn, ANSWER)
+        s.run()
+    finally:
+        pool.copy_in, pool.states.copy_in = copy_in, copy_state
+    assert s.details(req)["host"] > 0
+    forget(s)
+    return list(req.output_ids)
+
+
+def turns_that_stay(s):
+    """Turns whose prefixes have been computed, and are kept."""
+    forget(s)
+    turns = {name: turn_after(s, name) for name in QUESTIONS}
+    s.settle()
+    return turns
+
+
+def answered(s, turn):
+    req = s.add(turn, ANSWER)
+    s.run()
+    return list(req.output_ids), s.details(req)
+
+
+def conversations(s, seed, turns, empty):
+    """Answers to the turns of four conversations that share their beginnings, in an order by `seed`; by `empty` the
+    device forgets all, or host memory, between some of them. What came from where, in sum."""
+    draw, served, came = random.Random(seed), [], Counter()
+    texts = [prompt(211, 150) + prompt(212 + number // 2, 60) + prompt(214 + number, 40) for number in range(4)]
+    for _ in range(turns):
+        number, more = draw.randrange(4), draw.randrange(1, 90)
+        texts[number] = texts[number] + prompt(draw.randrange(10**6), more)
+        req = s.add(texts[number], 4)
+        s.run()
+        texts[number] = texts[number] + list(req.output_ids)
+        served.append(list(req.output_ids))
+        forgets = draw.choice(["nothing", "device", "device", "memory"])
+        if empty:
+            came.update(s.details(req))
+            if forgets == "device":
+                s.empty_device()
+            elif forgets == "memory":
+                s.empty_memory()
+    return served, dict(came)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_hybrid(tmp_path_factory.mktemp("hybrid"))
+
+
+def arguments_with(model, *more):
+    return arguments_of(
+        model, "--mamba-radix-cache-strategy", "extra_buffer", "--max-mamba-cache-size", "48",
+        "--mamba-track-interval", "64", "--chunked-prefill-size", "256", *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def without_tiers(model):
+    """Answers to turns, and of conversations by their seed."""
+    with SchedulerProcess(arguments_with(model), ENVIRONMENT, prepare=PREPARE) as plain:
+        turns = {name: answer for name, (answer, _) in plain(turns_from, "nowhere").items()}
+        return turns, {seed: plain(conversations, seed, TURNS, False)[0] for seed in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def expected(without_tiers):
+    return without_tiers[0]
+
+
+@pytest.fixture(scope="module")
+def talked(without_tiers):
+    return without_tiers[1]
+
+
+@pytest.fixture(scope="module")
+def arguments(model, tmp_path_factory):
+    """Of a server with tiers, whose files outlive it."""
+    return arguments_with(model, *with_tiers(tmp_path_factory.mktemp("ssd")))
+
+
+@pytest.fixture(scope="module")
+def tiers(arguments):
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as process:
+        process(costs_are_unknown)
+        yield process
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_turns_are_answered_as_ever_from_every_tier(tiers, expected, place):
+    for name, (answer, details) in tiers(turns_from, place).items():
+        assert answer == expected[name], (place, name)
+        assert details[place] == sum(details.values()) > 0
+
+
+@pytest.mark.parametrize("part", ["state", "KV"])
+def test_answers_depend_on_what_is_loaded(tiers, expected, part):
+    assert tiers(turn_over_zeros, part) != expected["in one chunk"], "the test above would prove nothing"
+
+
+@pytest.mark.parametrize(
+    ("seed", "host"),
+    [
+        pytest.param(1, "448KiB", id="host memory for little"),
+        pytest.param(2, "448KiB", id="others", marks=pytest.mark.exhaustive),
+        pytest.param(2, "32MiB", id="host memory for all", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_conversations_go_on_as_ever_whatever_is_forgotten(model, tmp_path, talked, host, seed):
+    """States are evicted before, after and with pages before them; of what is left the longest prefix with its state
+    comes back."""
+    arguments = arguments_with(model, *with_tiers(tmp_path, host={"size": host}))
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as process:
+        process(costs_are_unknown)
+        answers, came = process(conversations, seed, TURNS, True)
+    assert answers == talked[seed]
+    assert came["host"] + came["ssd"] > 0, came
+
+
+def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, expected):
+    turns = tiers(turns_that_stay)
+    tiers.close()
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as restarted:
+        restarted(costs_are_unknown)
+        restarted(has_found_its_pages)
+        for name, turn in turns.items():
+            answer, details = restarted(answered, turn)
+            assert answer == expected[name]
+            assert details["ssd"] == sum(details.values()) > 0

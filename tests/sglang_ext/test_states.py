@@ -1,0 +1,152 @@
+"""States of layers that keep one in place of KV, as pages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool
+from swift_tiers.sglang_ext.pools.kept import model_layers, state_layers
+from swift_tiers.sglang_ext.pools.states import StatePool
+
+from support.deferred_accelerator import DeferredAccelerator
+from support.examples import examples
+
+SLOTS = 5
+
+
+def random_states(draw: np.random.Generator, layers: int, widths: list[int]) -> list[list[torch.Tensor]]:
+    return [
+        [torch.from_numpy(draw.integers(0, 256, (SLOTS, 2, width), dtype=np.uint8)) for _ in range(layers)]
+        for width in widths
+    ]
+
+
+def bytes_of(states: list[list[torch.Tensor]], slot: int) -> bytes:
+    return b"".join(layer[slot].contiguous().numpy().tobytes() for kind in states for layer in kind)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    layers=st.integers(1, 3),
+    widths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    page_bytes=st.integers(8, 100),
+    late=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_a_state_goes_out_in_pages_and_comes_back(layers, widths, page_bytes, late, seed):
+    """In any slots of host memory, where nothing is written beside them; what no state fills is zero."""
+    draw = np.random.default_rng(seed)
+    states = random_states(draw, layers, widths)
+    accelerator = DeferredAccelerator(seed, locked=False) if late else None
+    pool = StatePool(states, page_bytes, accelerator)
+    assert (pool.nbytes, pool.pages) == (2 * layers * sum(widths), -(-2 * layers * sum(widths) // page_bytes))
+    slab = draw.integers(0, 256, (pool.pages + 3, page_bytes + 5), dtype=np.uint8)
+    before, slots = slab.copy(), draw.permutation(pool.pages + 3)[: pool.pages].astype(np.int64)
+    source, target = draw.permutation(SLOTS)[:2].tolist()
+    wanted = bytes_of(states, source)
+    after: list[Any] = []
+    if accelerator is not None:  # the forward still writes it when the copy is asked for
+        final = [[layer[source].clone() for layer in kind] for kind in states]
+        for kind, values in zip(states, final, strict=True):
+            for layer, value in zip(kind, values, strict=True):
+                layer[source] = 0
+                accelerator.forward.do(lambda layer=layer, value=value: layer[source].copy_(value))
+        after = [accelerator.forward.mark()]
+    some, others = np.split(draw.permutation(pool.pages), [pool.pages // 2])
+    for pages in (some, others):
+        pool.copy_out(source, pages, slab, slots[pages], after)
+    there = slab[slots, :page_bytes].tobytes()
+    assert there == wanted + bytes(len(there) - len(wanted))
+    before[slots, :page_bytes] = slab[slots, :page_bytes]
+    assert np.array_equal(slab, before), "written beside the pages"
+    rest = [bytes_of(states, slot) for slot in range(SLOTS) if slot != target]
+    pool.copy_in(target, slab, slots)
+    assert bytes_of(states, target) == wanted
+    assert [bytes_of(states, slot) for slot in range(SLOTS) if slot != target] == rest
+
+
+def test_a_slot_that_is_none_is_an_error():
+    pool = StatePool(random_states(np.random.default_rng(0), 1, [8]), 8)
+    slab = np.zeros((4, 8), np.uint8)
+    for slot in (-1, SLOTS):
+        with pytest.raises(IndexError, match="none of 5"):
+            pool.copy_out(slot, np.array([0]), slab, np.array([0]))
+        with pytest.raises(IndexError, match="none of 5"):
+            pool.copy_in(slot, slab, np.array([0, 1]))
+    with pytest.raises(IndexError, match="1 pages of a state of 2"):
+        pool.copy_in(0, slab, np.array([0]))
+
+
+def test_keys_are_of_the_page_and_of_their_number():
+    pool = StatePool(random_states(np.random.default_rng(0), 2, [16]), 8)
+    keys = [key for page in (b"a" * 32, b"b" * 32) for key in pool.keys(page)]
+    assert len(set(keys)) == 2 * pool.pages
+    assert {len(key) for key in keys} == {32}
+    assert pool.keys(b"a" * 32) == keys[: pool.pages]
+
+
+def test_layers_with_states_begin_with_the_kv_before_them():
+    """What a forward waits for: of seven layers, the third and the sixth have KV."""
+    pool = HostMemoryPool([[torch.zeros(8, 1, 4) for _ in "kv"] for _ in range(2)], 4)
+    plain = pool.geometry
+    assert (pool.model_layers, list(pool.releases), pool.begin_with) == (2, [range(0, 1), range(1, 2)], range(0))
+    pool.keep_states(random_states(np.random.default_rng(0), 5, [8]), [2, 5], 7)
+    assert (pool.model_layers, list(pool.releases)) == (7, [range(2, 5), range(5, 7)])
+    assert pool.begin_with == range(2)
+    assert (plain.state_bytes, pool.geometry.state_bytes) == (0, 2 * 5 * 8)
+
+
+def init_params(**changes: Any) -> Any:
+    """SGLang's, of a model of which some layers keep states, without all that makes them."""
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
+    pool = MambaPool.__new__(MambaPool)
+    kept = {
+        "temporal": torch.zeros(2, SLOTS, 3, 4),
+        "conv": [torch.zeros(2, SLOTS, 6, 3, dtype=torch.bfloat16)],
+        "replayssm_d": None,
+        "replayssm_rawv": None,
+    }
+    pool.mamba_cache = SimpleNamespace(**{name: changes.pop(name, value) for name, value in kept.items()})
+    rest = {
+        "mamba_pool": pool,
+        "mamba_map": {4: 0, 6: 1},
+        "mamba_ckpt_pool": None,
+        "short_conv_pool": SimpleNamespace(enabled=False),
+        "ngram_pool": SimpleNamespace(enabled=False),
+    }
+    kvcache = SimpleNamespace(full_attention_layer_id_mapping={5: 0, 7: 1}, start_layer=4)
+    return SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(**rest | changes),
+        token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: kvcache),
+    )
+
+
+def test_states_are_of_two_kinds():
+    states = state_layers(init_params())
+    assert [[tuple(layer.shape) for layer in kind] for kind in states] == [[(5, 3, 4)] * 2, [(5, 6, 3)] * 2]
+    assert StatePool(states, 100).kinds == "float32 (3, 4), bfloat16 (6, 3)"
+    assert model_layers(init_params()) == ([1, 3], 4), "they count from the first layer of this rank"
+    assert state_layers(SimpleNamespace(req_to_token_pool=object())) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mamba_ckpt_pool": object()}, "8-bit checkpoints"),
+        ({"ngram_pool": SimpleNamespace(enabled=True)}, "with others beside them"),
+        ({"replayssm_d": torch.zeros(1)}, "^--enable-linear-replayssm: a state is kept in parts"),
+        ({"mamba_pool": SimpleNamespace()}, "states are in a SimpleNamespace"),
+    ],
+)
+def test_states_that_mean_more_are_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        state_layers(init_params(**changes))
