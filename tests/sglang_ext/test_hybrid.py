@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from support.models import tiny_hybrid
-from support.scheduler_process import SchedulerProcess
+from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
 from support.tiers_of_a_model import ANSWER, PLACES, arguments_of, forget, leave_in, with_tiers
 
@@ -204,3 +204,15 @@ def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, e
             answer, details = restarted(answered, turn)
             assert answer == expected[name]
             assert details["ssd"] == sum(details.values()) > 0
+
+
+@pytest.mark.exhaustive
+def test_ranks_restore_what_each_of_them_has(model, tmp_path, expected):
+    """Each keeps its heads' part of a state, and they agree on a length that each has a state behind."""
+    arguments = arguments_with(model, *with_tiers(tmp_path))
+    with SchedulerRanks(2, arguments, ENVIRONMENT, PREPARE) as ranks:
+        ranks(costs_are_unknown)
+        for place in ("host", "ssd"):
+            for found in ranks(turns_from, place):
+                assert {name: answer for name, (answer, _) in found.items()} == expected
+                assert all(details[place] == sum(details.values()) > 0 for _, details in found.values())

@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 
 from support.models import tiny_sparse
-from support.scheduler_process import SchedulerProcess
+from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, has_found_its_pages
 from support.tiers_of_a_model import (
     ANSWER,
     PLACES,
     QUESTIONS,
+    answered_from,
     answered_over_zeros,
     answers_of,
     arguments_of,
@@ -109,3 +110,15 @@ def test_answers_are_the_same_from_ssd_after_a_restart(tiers, arguments, expecte
         for name in ("a question", "in two chunks"):
             where = {"device": 0, "host": 0, "ssd": cached(QUESTIONS[name], PAGE)}
             assert restarted(again, name) == (expected[name], where)
+
+
+@pytest.mark.exhaustive
+def test_ranks_answer_as_one_does(model, tmp_path, expected):
+    """Each has all of the latent rows and of the index, and its heads of what is computed from them."""
+    with SchedulerRanks(2, arguments_with(model, *with_tiers(tmp_path)), prepare=PREPARE) as ranks:
+        ranks(costs_are_unknown)
+        for place in PLACES:
+            for found in ranks(answered_from, place):
+                for name, (answer, details) in found.items():
+                    assert answer == expected[name], (place, name)
+                    assert details[place] == sum(details.values()) == cached(QUESTIONS[name], PAGE)

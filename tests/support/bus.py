@@ -28,7 +28,7 @@ class HandWritten:
         *,
         ranks: tuple[str, ...] = ("dp0-tp0",),
         offset: float = 0.0,
-        life: str = "4242-7200.500000",
+        life: str = "4242-7200.500000-0000abcd",
         prefix: str = "swift",
         control: bool = True,
         lends: bool = False,
@@ -221,7 +221,7 @@ def documented_fields(spec: str) -> set[str]:
 
 
 RANK: Fields = {
-    "pid": 4242, "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "page_codec": "",
+    "pid": 4242, "life": "4242-7200.500000-0000abcd", "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "page_codec": "",
     "io_engine": "io_uring",
     "write_queue_pages": 3, "landing_pages": 0, "landing_used_pages": 0,
     "outgoing_pages": 0, "outgoing_used_pages": 0,

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from .forked import become, context
 START_SECONDS = 180
 
 
-def _serve(connection: Connection, arguments: list[str], environment: dict[str, str], prepare: str) -> None:
+def _serve(connection: Connection, arguments: list[str], environment: dict[str, str], prepare: str, rank: int) -> None:
     become(environment)
     # SGLang ends its process group on some errors; the tests' own must not be hit.
     os.setpgrp()
@@ -30,7 +31,7 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
         if prepare:
             module, name = prepare.rsplit(".", 1)
             getattr(importlib.import_module(module), name)()
-        scheduler = StepScheduler(arguments)
+        scheduler = StepScheduler(arguments, rank)
         connection.send(("ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side
         connection.send(("failed", traceback.format_exc()))
@@ -51,20 +52,40 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
 
 class SchedulerProcess:
     """Start with SGLang's arguments; use as a context manager. `prepare`: a function that is called there before
-    anything else, by its dotted path."""
+    anything else, by its dotted path. `rank`: of several, which are made at once by `SchedulerRanks`."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str] | None = None, prepare: str = "") -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: dict[str, str] | None = None,
+        prepare: str = "",
+        *,
+        rank: int | None = None,
+    ) -> None:
         whole = {**os.environ, **(environment or {})}
         starting = context(whole)
         self._connection, theirs = starting.Pipe()
-        self._process = starting.Process(target=_serve, args=(theirs, arguments, whole, prepare), daemon=True)
+        self._process = starting.Process(
+            target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True
+        )
         self._process.start()
         theirs.close()
+        if rank is None:
+            self.await_start()
+
+    def await_start(self) -> None:
         self._receive(START_SECONDS)
 
     def __call__(self, function: Callable[..., Any], *values: Any, timeout: float = 280) -> Any:
         """Run `function(scheduler, *values)` there; its result, or its exception as an AssertionError."""
+        self.ask(function, *values)
+        return self.answer(timeout)
+
+    def ask(self, function: Callable[..., Any], *values: Any) -> None:
+        """Begin to; `answer` follows."""
         self._connection.send((inspect.getfile(function), function.__name__, values))
+
+    def answer(self, timeout: float = 280) -> Any:
         return self._receive(timeout)
 
     def _receive(self, timeout: float) -> Any:
@@ -95,3 +116,40 @@ class SchedulerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SchedulerRanks:
+    """The schedulers of a server with `--tp-size`, a process each, that take the same steps; a context manager."""
+
+    def __init__(
+        self, ranks: int, arguments: list[str], environment: dict[str, str] | None = None, prepare: str = ""
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        all_of_them = [*arguments, "--tp-size", str(ranks), "--dist-init-addr", f"127.0.0.1:{port}"]
+        cores = sorted(os.sched_getaffinity(0))
+        threads = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))}
+        self.ranks = [
+            SchedulerProcess(all_of_them, {**threads, **(environment or {})}, prepare, rank=rank)
+            for rank in range(ranks)
+        ]
+
+    def __call__(self, function: Callable[..., Any], *values: Any) -> list[Any]:
+        """What `function(scheduler, *values)` gives on each."""
+        for rank in self.ranks:
+            rank.ask(function, *values)
+        return [rank.answer() for rank in self.ranks]
+
+    def __enter__(self) -> SchedulerRanks:
+        try:
+            for rank in self.ranks:
+                rank.await_start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.kill()

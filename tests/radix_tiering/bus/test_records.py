@@ -45,8 +45,9 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
             ["device-host"],
             time=1.5,
             pid=7,
+            life="7-1.500000-0000abcd",
         ),
-        records.rank_record(None, None, PublisherNumbers(), lease_sums(None, str), [], time=1.5, pid=7),
+        records.rank_record(None, None, PublisherNumbers(), lease_sums(None, str), [], time=1.5, pid=7, life="7"),
     ],
     "tier": [
         records.tier_record(telemetry.tier(), RECENT, time=1.5),
@@ -143,7 +144,7 @@ def test_a_rank_names_its_tiers() -> None:
     """Whatever they are called."""
     assert ONE_OF_EACH["rank"][0]["tiers"] == "device,peer,host,ssd"
     stack = telemetry.stack(tiers={"remote": telemetry.tier()})
-    assert records.rank_record(stack, None, PublisherNumbers(), {}, [], time=1.5, pid=7)["tiers"] == "remote"
+    assert records.rank_record(stack, None, PublisherNumbers(), {}, [], time=1.5, pid=7, life="7")["tiers"] == "remote"
     assert ONE_OF_EACH["rank"][1]["tiers"] == ""
 
 

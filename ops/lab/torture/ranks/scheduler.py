@@ -23,9 +23,9 @@ PATIENCE, RUN_SECONDS = 60.0, 270.0
 
 
 class StepScheduler:
-    """One scheduler, one step at a time."""
+    """One scheduler, one step at a time; of several ranks, which take the same steps, one."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], rank: int = 0) -> None:
         import sglang.srt.managers.scheduler as module
         from sglang.srt.plugins import load_plugins
 
@@ -38,7 +38,7 @@ class StepScheduler:
         server_args.resolve_once()
         ports = PortArgs.init_new(server_args)
         ranks = module.SpawnRanks(
-            world_rank=module.spawn_world_rank(server_args, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0
+            world_rank=module.spawn_world_rank(server_args, tp_rank=rank, pp_rank=0), dp_rank=None, gpu_id=rank
         )
         module.publish(server_args, role="scheduler", ranks=ranks)
         self.scheduler = module.Scheduler(server_args, ports)
