@@ -15,7 +15,7 @@ from swift_tiers.ops.base.model import tiny_model
 
 from support import speculating_on_cpu
 from support.models import tiny_eagle, tiny_mtp
-from support.scheduler_process import SchedulerProcess
+from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
 from support.speculating_on_cpu import drafted
 from support.tiers_of_a_model import (
@@ -32,6 +32,7 @@ from support.tiers_of_a_model import (
     with_tiers,
 )
 
+PREPARE = "support.speculating_on_cpu.install"
 #: Tokens of an answer of more than two pages, and the question that follows it.
 LONG_ANSWER, AFTER_AN_ANSWER = 40, "a turn after an answer"
 
@@ -79,17 +80,19 @@ def expected(models):
         return plain(answers_of)
 
 
-@pytest.fixture(scope="module")
-def drafting(kind, models, tmp_path_factory):
+def arguments_with(kind, models, directory):
     model, draft = models
-    arguments = [
-        *arguments_of(model, *with_tiers(tmp_path_factory.mktemp("ssd"))),
+    return [
+        *arguments_of(model, *with_tiers(directory)),
         *speculating_on_cpu.ARGUMENTS,
         *("--speculative-algorithm", kind.algorithm, "--speculative-draft-model-path", str(draft)),
     ]
-    with SchedulerProcess(
-        arguments, speculating_on_cpu.ENVIRONMENT, prepare="support.speculating_on_cpu.install"
-    ) as process:
+
+
+@pytest.fixture(scope="module")
+def drafting(kind, models, tmp_path_factory):
+    arguments = arguments_with(kind, models, tmp_path_factory.mktemp("ssd"))
+    with SchedulerProcess(arguments, speculating_on_cpu.ENVIRONMENT, prepare=PREPARE) as process:
         process(costs_are_unknown)
         yield process
 
@@ -177,3 +180,17 @@ def test_nothing_is_computed_while_pages_come_up(drafting):
     details, why = drafting(restored_while_it_could_be_computed)
     assert details["ssd"] == cached(QUESTIONS["a question"])
     assert why == "a model drafts for it, from all of its prefix"
+
+
+@pytest.mark.exhaustive
+def test_ranks_draft_the_same_behind_a_prefix_from_a_tier(kind, models, tmp_path):
+    """Each has its heads' part of the draft's rows."""
+    arguments = arguments_with(kind, models, tmp_path)
+    with SchedulerRanks(2, arguments, speculating_on_cpu.ENVIRONMENT, PREPARE) as ranks:
+        ranks(costs_are_unknown)
+        computed = ranks(drafts_from, "nowhere")
+        for place in ("host", "ssd"):
+            for here, before in zip(ranks(drafts_from, place), computed, strict=True):
+                for name, (answer, drafts, details) in here.items():
+                    assert (answer, drafts) == before[name][:2], (place, name)
+                    assert details[place] == sum(details.values()) > 0
