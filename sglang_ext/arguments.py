@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.base.release import required_sglang
 
-from .build.assembly import Rank
+from .build.assembly import last_rank
 from .build.start_checks import check_start, server_name, without_a_bus_that_cannot_be
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import (
@@ -218,7 +218,7 @@ def _check(view: Any) -> None:
     check_start(
         config,
         server=server_name(view.port, view.dist_init_addr, view.nnodes),
-        last=Rank(view.tp_size - 1, view.tp_size, view.dp_size - 1, view.dp_size),
+        last=last_rank(view),
         machines=view.nnodes,
         machine=view.node_rank,
         memory_saver=view.enable_memory_saver,

@@ -64,7 +64,7 @@ def scheduler_hooks() -> tuple[Hook, ...]:
     """Every reach into the scheduler's process, as it is applied and as `swift-tiers doctor` checks it."""
     from .build.assembly import TREE_FACTORY
     from .build.page_hash import around_native_hash
-    from .tell.orders import after_pull
+    from .tell.orders import after_pull, after_split
 
     return (
         Hook(
@@ -101,6 +101,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_pull,
             ("self",),
             "let operators' commands reach all ranks in the same step: only requests do, by this way",
+        ),
+        Hook(
+            f"{_COMPONENTS}.request_receiver.SchedulerRequestReceiver._split_work_and_control_reqs",
+            HookType.AFTER,
+            after_split,
+            ("self", "recv_reqs"),
+            "let operators' commands reach the ranks of their group with data-parallel attention",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.send_abort_output",

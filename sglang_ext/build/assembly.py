@@ -121,12 +121,24 @@ def current_rank() -> Rank:
 
     parallel = get_parallel()
     heads, tokens = getattr(parallel, "attn_tp_size", parallel.tp_size), getattr(parallel, "attn_dcp_size", 1)
-    if heads != parallel.tp_size or tokens != 1:
+    # Data-parallel attention: so many groups of ranks, each of which has requests, and KV, of its own.
+    groups = getattr(parallel, "attn_dp_size", 1)
+    if heads * groups != parallel.tp_size or tokens != 1:
         raise ConfigError(
             f"--enable-swift-tiers: SGLang splits KV otherwise than by heads over all {parallel.tp_size} ranks here "
             f"(attention: {heads} ranks by heads, {tokens} by tokens), which is not supported; use --tp-size alone"
         )
-    return Rank(parallel.tp_rank, parallel.tp_size, getattr(parallel, "dp_rank", None) or 0, parallel.dp_size)
+    group = getattr(parallel, "attn_dp_rank", None) or 0
+    replica = getattr(parallel, "dp_rank", None) or 0
+    return Rank(parallel.tp_rank % heads, heads, replica * groups + group, parallel.dp_size * groups)
+
+
+def last_rank(view: Any) -> Rank:
+    """The one with the highest numbers of the server that SGLang's arguments `view` describe."""
+    groups = max(view.attn_dp_size, view.dp_size if view.enable_dp_attention else 1)
+    replicas = 1 if view.enable_dp_attention else view.dp_size
+    heads = max(1, view.tp_size // groups)
+    return Rank(heads - 1, heads, replicas * groups - 1, replicas * groups)
 
 
 def check_hooked() -> None:

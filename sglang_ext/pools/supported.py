@@ -32,8 +32,11 @@ def check_modes(view: Any) -> None:
         ("--pp-size", view.pp_size > 1, "pipeline stages are not supported: use --tp-size"),
         # What splits KV otherwise than by heads over all tensor-parallel ranks: a rank's number would not say which KV
         # it has (`Rank.identity`). Groups of experts (--ep-size, --moe-dp-size, --dwdp-size) split the MLPs alone.
-        ("--enable-dp-attention", view.enable_dp_attention, "it is not supported: use --dp-size alone"),
-        ("--attn-dp-size", view.attn_dp_size > 1, "it is not supported: use --dp-size alone"),
+        (
+            "--attn-dp-size",
+            view.nnodes > 1 and (view.attn_dp_size > 1 or view.enable_dp_attention),
+            "over several machines it is not supported: use --dp-size alone",
+        ),
         ("--attn-cp-size", view.attn_cp_size > 1, "it is not supported: use --tp-size alone"),
         ("--enable-prefill-cp", view.enable_prefill_cp, "it is not supported: use --tp-size alone"),
         ("--dcp-size", view.dcp_size > 1, "it is not supported: use --tp-size alone"),
@@ -69,8 +72,12 @@ def check_modes(view: Any) -> None:
 
 
 def check_speculation(view: Any, config: TiersConfig) -> None:
-    """What SGLang says of NGRAM in other words than a user's; our default of pages leads there. And what the memory of
-    a draft does not do. Raises ConfigError."""
+    """What SGLang says of NGRAM in other words than a user's; our default of pages leads there. And whose memory cannot
+    be lent. Raises ConfigError."""
+    if config.peer.donate and (view.attn_dp_size > 1 or view.enable_dp_attention):
+        raise ConfigError(
+            "peer.donate: with --attn-dp-size a server cannot lend its memory so far; remove one of the two"
+        )
     if config.peer.donate and drafts_by_model(view.speculative_algorithm):
         raise ConfigError(
             f"peer.donate: a server that drafts by a model ({view.speculative_algorithm}) cannot lend its memory so "

@@ -154,6 +154,16 @@ def install(scheduler: Any, orders: Orders) -> None:
         scheduler.idle_sleeper.poller.register(orders.fileno(), zmq.POLLIN)
 
 
+def after_split(result: Any, self: Any, recv_reqs: Any) -> None:
+    """Hook: with data-parallel attention SGLang broadcasts to a group of ranks what is work, and to all ranks, from the
+    first group, what is not. An order is for the ranks of its group."""
+    work, control = result
+    orders = [message for message in control if isinstance(message, OrderMessage)]
+    if orders:
+        work.extend(orders)
+        control[:] = [message for message in control if not isinstance(message, OrderMessage)]
+
+
 def after_pull(result: Any, self: Any) -> None:
     """Hook: orders go among the requests that rank 0 has pulled; the other ranks pull nothing."""
     if _orders is not None and result is not None:

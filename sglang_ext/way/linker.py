@@ -140,7 +140,7 @@ class SwiftLinker(UnifiedCacheLinker):
         if took is None:
             return
         prompt = _one_prompt(batch)
-        if prompt is not None and took.alone and not _wants_more_than_answers(batch):
+        if prompt is not None and took.alone and not _wants_more_than_answers(batch) and not _others_compute(batch):
             self.stack.costs.computed(*prompt, took.seconds)
         if batch.forward_mode.is_extend_without_speculative():
             tell_forward(batch, took.seconds, took.ended)
@@ -427,6 +427,12 @@ def _one_prompt(batch: Any) -> tuple[int, int] | None:
         return None
     start, length = batch.prefix_lens[0], lengths[0]
     return (start, start + length + decode) if decode <= length * MOST_DECODE else None
+
+
+def _others_compute(batch: Any) -> bool:
+    """Whether, with data-parallel attention, other ranks compute beside this one, which waits for them in each layer:
+    what the forward takes is not what its own tokens cost."""
+    return sum(one > 0 for one in batch.global_num_tokens or ()) > 1
 
 
 def _wants_more_than_answers(batch: Any) -> bool:

@@ -162,7 +162,7 @@ def test_command_lines(model, tmp_path):
         "--page-size: 24 does not divide --chunked-prefill-size": [*ours, "--page-size", "24"],
         "--disable-radix-cache": [*ours, "--disable-radix-cache"],
         "--enable-hierarchical-cache": [*ours, "--enable-hierarchical-cache"],
-        "--attn-dp-size": [*ours, "--tp-size", "2", "--attn-dp-size", "2"],
+        "--attn-dp-size": [*ours, "--tp-size", "2", "--attn-dp-size", "2", "--nnodes", "2", "--node-rank", "0"],
         "--attn-cp-size": [*ours, "--tp-size", "2", "--attn-cp-size", "2"],
         "--enable-prefill-cp": [*ours, "--tp-size", "2", "--enable-prefill-cp"],
         "--dcp-size": [*ours, "--tp-size", "2", "--dcp-size", "2"],
@@ -250,6 +250,7 @@ def test_models_and_modes(model, models):
             "--speculative-algorithm",
             "dflash",
         ],
+        "peer.donate: with --attn-dp-size": [*on, model, *donor, "--tp-size", "2", "--attn-dp-size", "2"],
         "peer.donate: a server that drafts by a model": [*on, model, *donor, "--speculative-algorithm", "eagle3"],
         "--speculative-ngram-max-bfs-breadth: with pages of 16 .* add .*breadth 1": [*on, model, *ngram],
     }

@@ -92,18 +92,20 @@ def test_a_launch_that_nobody_timed_says_nothing_and_spoils_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "lengths", "learnt"),
+    ("mode", "lengths", "learnt", "groups"),
     [
-        (ForwardMode.EXTEND, [64], (100, 164)),
-        (ForwardMode.EXTEND, [64, 64], None),
-        (ForwardMode.MIXED, [64, 1, 1, 1], (100, 167)),  # three others decode
-        (ForwardMode.MIXED, [64, *[1] * 9], None),  # too many do
-        (ForwardMode.MIXED, [64, 32, 1], None),  # two prompts
-        (ForwardMode.DECODE, None, None),
+        (ForwardMode.EXTEND, [64], (100, 164), None),
+        (ForwardMode.EXTEND, [64], (100, 164), [0, 64]),
+        (ForwardMode.EXTEND, [64], None, [1, 64]),  # attention is split over data, and another group computes
+        (ForwardMode.EXTEND, [64, 64], None, None),
+        (ForwardMode.MIXED, [64, 1, 1, 1], (100, 167), None),  # three others decode
+        (ForwardMode.MIXED, [64, *[1] * 9], None, None),  # too many do
+        (ForwardMode.MIXED, [64, 32, 1], None, None),  # two prompts
+        (ForwardMode.DECODE, None, None, None),
     ],
 )
 def test_one_prompt_tells_what_computing_costs_though_few_others_decode(
-    mode: ForwardMode, lengths: list[int] | None, learnt: tuple[int, int] | None
+    mode: ForwardMode, lengths: list[int] | None, learnt: tuple[int, int] | None, groups: list[int] | None
 ) -> None:
     told: list[tuple[int, int, float]] = []
     costs = SimpleNamespace(computed=lambda start, end, seconds: told.append((start, end, seconds)))
@@ -115,7 +117,7 @@ def test_one_prompt_tells_what_computing_costs_though_few_others_decode(
         SimpleNamespace(
             forward_mode=mode, launch_ts=1.0, reqs=[], prefix_lens=[100] * len(lengths or ()), extend_lens=lengths,
             decoding_reqs=None if decode is None else [object()] * decode, return_logprob=False,
-            return_hidden_states=False,
+            return_hidden_states=False, global_num_tokens=groups,
         )
     )  # fmt: skip
     assert told == ([(*learnt, 0.25)] if learnt else [])

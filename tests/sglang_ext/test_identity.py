@@ -15,7 +15,7 @@ from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.sglang_ext.build import identity
-from swift_tiers.sglang_ext.build.assembly import TREE_FACTORY, Rank, check_hooked, current_rank
+from swift_tiers.sglang_ext.build.assembly import TREE_FACTORY, Rank, check_hooked, current_rank, last_rank
 from swift_tiers.sglang_ext.build.content_names import ContentNames
 from swift_tiers.sglang_ext.build.identity import config_digest, loading_digest, software
 from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, draft_of, sources_of
@@ -245,6 +245,40 @@ def test_ranks_that_compute_different_parts_of_the_model_share_no_page():
     parts = [Rank(tensor, size, 0, 1).identity for size in (1, 2, 4) for tensor in range(size)]
     assert len({namespace(rank=part).digest() for part in parts}) == len(parts)
     assert Rank(1, 2, 0, 2).identity == Rank(1, 2, 1, 2).identity, "data-parallel ranks compute the same"
+
+
+def test_groups_of_data_parallel_attention_are_as_replicas(monkeypatch):
+    """Of eight ranks two groups of four, of each of two replicas."""
+    import sglang.srt.runtime_context
+
+    found = {}
+    for rank in range(8):
+        for replica in range(2):
+            sizes = {
+                "tp_rank": rank, "tp_size": 8, "attn_tp_size": 4, "attn_dp_size": 2, "attn_dp_rank": rank // 4,
+                "attn_dcp_size": 1, "dp_rank": replica, "dp_size": 2,
+            }  # fmt: skip
+            monkeypatch.setattr(
+                sglang.srt.runtime_context, "get_parallel", lambda sizes=sizes: SimpleNamespace(**sizes)
+            )
+            found[replica, rank] = current_rank()
+    assert len({rank.name for rank in found.values()}) == 16
+    assert {rank.name for rank in found.values()} == set(found[0, 0].names())
+    assert found[1, 5] == Rank(1, 4, 3, 4)
+    assert {rank.total for rank in found.values()} == {16}
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"tp_size": 4, "dp_size": 2}, Rank(3, 4, 1, 2)),
+        ({"tp_size": 8, "dp_size": 2, "attn_dp_size": 4}, Rank(1, 2, 7, 8)),
+        ({"tp_size": 8, "dp_size": 4, "enable_dp_attention": True}, Rank(1, 2, 3, 4)),
+    ],
+)
+def test_how_many_ranks_a_server_has(given, last):
+    plain = {"tp_size": 1, "dp_size": 1, "attn_dp_size": 1, "enable_dp_attention": False}
+    assert last_rank(SimpleNamespace(**plain | given)) == last
 
 
 @pytest.mark.parametrize("split", [{"attn_tp_size": 2}, {"attn_dcp_size": 2}])
