@@ -221,7 +221,8 @@ def documented_fields(spec: str) -> set[str]:
 
 
 RANK: Fields = {
-    "pid": 4242, "life": "4242-7200.500000-0000abcd", "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "page_codec": "",
+    "pid": 4242, "life": "4242-7200.500000-0000abcd",
+    "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "page_codec": "",
     "io_engine": "io_uring",
     "write_queue_pages": 3, "landing_pages": 0, "landing_used_pages": 0,
     "outgoing_pages": 0, "outgoing_used_pages": 0,

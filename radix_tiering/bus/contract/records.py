@@ -102,9 +102,10 @@ def rank_record(
     *,
     time: float,
     pid: int,
+    life: str,
 ) -> Record:
     """`rank`. Without a snapshot or a sample, what they would say is empty. `leases`: see `lease_records.lease_sums`;
-    `links`: names of those that are told of."""
+    `links`: names of those that are told of; `life`: which process of the rank it is."""
     tiers = (*(["device"] if engine is not None else []), *(stack.tiers if stack is not None else []))
     return record(
         RankView,
@@ -114,6 +115,7 @@ def rank_record(
         stack.restores if stack is not None else None,
         time=time,
         pid=pid,
+        life=life,
         page_tokens=stack.tokens_per_page if stack is not None else None,
         tiers=tiers,
         links=links,

@@ -230,7 +230,11 @@ KEYS: tuple[KeySpec, ...] = (
         RedisKind.STREAM,
         (
             FieldSpec("rank", "who says it"),
-            FieldSpec("life", "of the rank: its process, and when that began, in seconds since its machine did"),
+            FieldSpec(
+                "life",
+                "of the rank: its process, when that began, in seconds since its machine did, and a number that it "
+                "drew at random",
+            ),
             FieldSpec("sequence", "per life, from 1: a gap is what was lost"),
             FieldSpec("time", "when it happened"),
             FieldSpec("kind", "`device.out`, `page.corrupt`, `restore.expired`, ..."),

@@ -118,6 +118,7 @@ class RankView(
     """One scheduler process with its tier stack."""
 
     pid: int | None = fact("process")
+    life: str = text("which process of the rank it is, as in its events")
     namespace: str = text("hex digest that scopes page keys: model, weights, dtype, layout, rank")
     page_tokens: int | None = fact("tokens of a page")
     tiers: tuple[str, ...] = several("names of the keys `tier:TIER` that there are, joined by commas", NAMES)

@@ -1,40 +1,58 @@
-"""Two servers of one name on one Redis: they overwrite each other's state, and both obey what is meant for one."""
+"""Two servers of one name on one Redis: who began last has the name, and the other says and obeys nothing meanwhile."""
 
 from __future__ import annotations
 
 import logging
 
 from ...base.events import EventLog
+from ..contract.schema import Keys
 from ..redis.batch import RedisBatch
 
 logger = logging.getLogger(__name__)
 
 
 class NameGuard:
-    """Looks at who has written `info`, which only this process should. For the rank that speaks for its server."""
+    """Looks at who has written this rank's `rank`, which only this process should. One thread.
 
-    def __init__(self, key: str, server: str, host: str, pid: int, events: EventLog) -> None:
-        """`key`: of this server's `info`."""
-        self._key = key
+    Who begins writes over what it finds there: mostly somebody has left it who was killed. Who finds later that another
+    life has done so yields, so that the state on the bus is of one server, and one server obeys what is meant for it.
+    Hosts and processes do not tell two servers apart: containers of one image have the same. Once the other is gone,
+    with its state, the name is free.
+    """
+
+    def __init__(self, keys: Keys, server: str, rank: str, life: str, events: EventLog, *, leader: bool) -> None:
+        """`life`: which no other process has. The `leader` tells of it, for all ranks."""
+        self.taken = False  # by another server, which obeys in our place
+        self._info = keys.of("info", server=server)
+        self._key = keys.of("rank", server=server, rank=rank)
         self._server = server
-        self._own = [host, str(pid)]
+        self._life = life
         self._events = events
+        self._leader = leader
+        self._host: str | None = None
         self._seen: list[str | None] | None = None
 
     def ask(self, batch: RedisBatch) -> None:
-        """To be added before what writes `info` anew, and only once this process has written it."""
-        batch.add("HMGET", self._key, "host", "pid", reply=self._look)
+        """To be answered before anything is written, and only once this process has written its state."""
+        batch.add("HMGET", self._info, "host", reply=self._hear_host)
+        batch.add("HMGET", self._key, "life", "pid", reply=self._look)
+
+    def _hear_host(self, found: list[str | None]) -> None:
+        self._host = found[0]
 
     def _look(self, found: list[str | None]) -> None:
-        if None in found or found in (self._own, self._seen):
+        life, pid = found
+        self.taken = pid is not None and life != self._life  # other releases tell no life
+        if not self.taken or found == self._seen:
             return
         self._seen = found
-        host, pid = found
+        if not self._leader:
+            return
         logger.error(
-            "swift-tiers: another server, process %s on %s, is called %s on the bus too: "
-            "give each a bus.server of its own",
+            "swift-tiers: another server, process %s on %s, is called %s on the bus too, and obeys in place of this "
+            "one: give each a bus.server of its own",
             pid,
-            host,
+            self._host,
             self._server,
         )
-        self._events.emit("bus.name_taken", host=host, pid=pid)
+        self._events.emit("bus.name_taken", host=self._host, pid=pid)

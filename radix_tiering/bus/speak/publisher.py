@@ -98,6 +98,8 @@ class BusPublisher:
         self._runner = runner
         self._monotonic = runner.monotonic
         self._keys = Keys(config.prefix)
+        # Containers of one image have the same processes, and may begin at once.
+        life = f"{os.getpid()}-{runner.boot_time():.6f}-{runner.random.getrandbits(32):08x}"
         self._numbers = PublisherNumbers()
         self._clock = RedisClock(runner.monotonic)
         self._faults = Faults(events)
@@ -107,6 +109,7 @@ class BusPublisher:
             self._keys,
             server,
             rank,
+            life,
             info,
             telemetry,
             self._faults,
@@ -129,10 +132,7 @@ class BusPublisher:
                 ranks=info.ranks,
             )
         )
-        self._guard = (
-            NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None
-        )
-        life = f"{os.getpid()}-{runner.boot_time():.6f}"
+        self._guard = NameGuard(self._keys, server, rank, life, events, leader=leader)
         self._feed = EventFeed(events, self._keys.of("events", server=server), rank, life, config.events)
         self._questions = QuestionInbox(self._keys, server, rank, answerer, self._faults)
         self._book = CommandBook(self._keys, server, rank, info.ranks, events, leader=leader, runner=runner)
@@ -249,33 +249,34 @@ class BusPublisher:
         assert client is not None
         started, cpu = self._monotonic(), self._runner.thread_time()
         interval = float(self._config.interval)
+        silent = self._look_at_name(client)
         if not self._announced:
             self._look_around(client)
         batch = RedisBatch()
         self._ask_time(batch)
-        if publishing := not self._announced or started - self._stated >= interval:
-            if self._announced and self._guard is not None:
-                self._guard.ask(batch)
+        due = not self._announced or started - self._stated >= interval
+        if due and not silent:
             self._state.publish(batch, self._count(), self._redis_now())
-        else:
+        elif not silent:
             self._state.check(batch)
         self._feed.check(batch)
         for inbox in self._inboxes:
             inbox.ask(batch)
         self._book.ask(batch)
-        if self._neighbours is not None:
-            self._neighbours.ask(batch)
         batch.run(client)
+        if silent:
+            for inbox in self._inboxes:
+                inbox.take()  # the other server does what they say
         more = self._follow_up(client)
-        if self._neighbours is not None:
-            with self._faults.at("the neighbours"):
-                more |= self._neighbours.settle()
-        if publishing:
+        if due:
             self._stated = started
             self._announced = True
             self._outage.succeeded()
+        if due and not silent:
             self._numbers.publishes += 1
             self._numbers.publish_seconds = self._monotonic() - started
+        if self._neighbours is not None:
+            more |= self._look_for(self._neighbours, client)
         self._numbers.publish_cpu_seconds += self._runner.thread_time() - cpu
         if self._state.mirror.lost:
             # Redis was emptied without a break in the connection, or evicts keys: then not too often.
@@ -284,6 +285,36 @@ class BusPublisher:
         if more or self._feed.waiting or self._book.hurries or self._questions.waits:
             return SHORTEST_TURN
         return max(0.0, min(self._stated + interval - self._monotonic(), LONGEST_TURN))
+
+    def _look_at_name(self, client: redis.Redis) -> bool:
+        """Whether another server has this one's name by now, so that this rank is silent. Before its first publishing
+        it looks at nothing: what is there was left by somebody who had the name before."""
+        if not self._numbers.publishes:
+            return False
+        was = self._guard.taken
+        batch = RedisBatch()
+        self._guard.ask(batch)
+        batch.run(client)
+        if was and not self._guard.taken:
+            self._announced = False  # the other's state is gone, and ours was last told before it
+        return self._guard.taken
+
+    def _look_for(self, neighbours: Neighbours, client: redis.Redis) -> bool:
+        """Whether to look for them again soon. They come last, in a batch of their own: a key of another server that
+        cannot be read costs this rank none of its own words, and none of its other neighbours."""
+        batch = RedisBatch()
+        neighbours.ask(batch)
+        refusal: redis.ResponseError | None = None
+        try:
+            batch.run(client)
+        except redis.ResponseError as error:
+            refusal = error  # of one key: all others were answered
+        hurry = False
+        with self._faults.at("the neighbours"):
+            hurry = neighbours.settle()
+            if refusal is not None:
+                raise refusal
+        return hurry
 
     def _look_around(self, client: redis.Redis) -> None:
         """After connecting, or where Redis seems to have lost what was said: what is there now? Reads only, so that it
@@ -327,10 +358,11 @@ class BusPublisher:
         """Say the last things, if that is possible at once."""
         if self._client is None:
             return
-        batch = RedisBatch()
-        self._feed.check(batch)
-        self._state.leave(batch)
         try:
+            batch = RedisBatch()
+            self._feed.check(batch)
+            if not self._look_at_name(self._client):
+                self._state.leave(batch)
             batch.run(self._client)
             for _ in range(MOST_LAST_BATCHES):
                 batch = RedisBatch()

@@ -46,6 +46,7 @@ class RankSpeaker:
         keys: Keys,
         server: str,
         rank: str,
+        life: str,
         info: ServerInfo,
         telemetry: Telemetry,
         faults: Faults,
@@ -60,6 +61,7 @@ class RankSpeaker:
         self._keys = keys
         self._server = server
         self._rank = rank
+        self._life = life
         self._info = info
         self._telemetry = telemetry
         self._faults = faults
@@ -109,7 +111,7 @@ class RankSpeaker:
                 self._publish_server(batch, now, redis_now)
         with self._faults.at("what is told of the rank"):
             sums, links = lease_sums(leases, self._scope), _links(stack)
-            said = records.rank_record(stack, engine, numbers, sums, links, time=now, pid=os.getpid())
+            said = records.rank_record(stack, engine, numbers, sums, links, time=now, pid=os.getpid(), life=self._life)
             self._write(batch, said, "rank")
         with self._faults.at("what is told of the tiers"):
             self._publish_stack(batch, stack, now)

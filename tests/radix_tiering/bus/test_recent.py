@@ -42,6 +42,7 @@ class Server(MadeUp):
             Keys("swift"),
             "alpha",
             "dp0-tp0",
+            "7-1.500000-0000abcd",
             INFO,
             self,
             Faults(events),
