@@ -232,6 +232,7 @@ class TierStack:
         can_compute: bool = False,
         no_layers: str = NOBODY_COMPUTES_LAYERS,
         beside: int = 0,
+        wanted: int | None = None,
     ) -> Restore:
         """Start to bring up the chain `keys`; see `Restore` and `Restorer.begin`. Returns at once.
 
@@ -239,10 +240,12 @@ class TierStack:
         and no tier is to be asked for it, the answer is ready at once.
         """
         if self.config.restore.strategy == "recompute":
-            return self.restorer.nothing(keys, prefix_keys, why="restore.strategy is recompute")
+            return self.restorer.nothing(keys, prefix_keys, why="restore.strategy is recompute", wanted=wanted)
         if self.probe(keys[:1]) or self.restorer.asks(len(prefix_keys), len(keys)):
-            return self.restorer.begin(keys, prefix_keys, can_compute=can_compute, no_layers=no_layers, beside=beside)
-        return self.restorer.nothing(keys, prefix_keys)
+            return self.restorer.begin(
+                keys, prefix_keys, can_compute=can_compute, no_layers=no_layers, beside=beside, wanted=wanted
+            )
+        return self.restorer.nothing(keys, prefix_keys, wanted=wanted)
 
     # ---- steering ----
 

@@ -81,11 +81,12 @@ def tree_overrides() -> tuple[Override, ...]:
         Override(f"{tree}.reset", ("self",), "look anew for what waiting requests had found"),
         Override(f"{tree}._match_tree", ("self", "params"), reason),
         Override(f"{tree}.touch_prefix", ("self", "key"), reason),
-        Override(f"{tree}.insert", ("self", "params"), reason),
+        Override(f"{tree}.insert", ("self", "params"), f"{reason}, and offer states that come later than their prefix"),
         Override(f"{tree}.inc_lock_ref", ("self", "node_id", "skip_lock_components"), reason),
         Override(f"{tree}.dec_lock_ref", ("self", "node_id", "params", "skip_swa"), reason),
         Override(f"{tree}._evict_device_leaf", ("self", "node_id", "tracker"), reason),
         Override(f"{tree}.get_prefix_hash_values", ("self", "node_id"), "name the pages before a node"),
+        Override(f"{tree}.mamba_evictable_size", ("self",), "leave SGLang slots for the states that it needs"),
         Override(f"{tree}.evictable_size", ("self",), "store what waits where the device has room for it meanwhile"),
         Override(f"{tree}.path_device_indices", ("self", "node"), "offer again what the tiers have lost"),
         Override(f"{session}.will_lend_record", ("self", "req"), "leave turns of streaming sessions alone"),
@@ -124,6 +125,7 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(
             f"{wrapper}._offload_node", ("self", "node_id", "transfers"), "tell the linker which page comes before"
         ),
+        Override(f"{linker}._PendingOffload.publish_node_ids", None, "offer a state of which no node is told"),
         Override(f"{ours}.lookup", ("self", "rid", "transfers"), interface),
         Override(f"{ours}.load", ("self", "rid", "transfers"), interface),
         Override(f"{ours}.cancel_queued_load", ("self", "rid"), interface),

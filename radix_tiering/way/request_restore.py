@@ -101,6 +101,7 @@ class Restore:
         "tiers",
         "unchecked",
         "waits_since",
+        "wanted",
     )
 
     def __init__(
@@ -114,10 +115,13 @@ class Restore:
         can_compute: bool = False,
         no_layers: str = NOBODY_COMPUTES_LAYERS,
         why: str = "",
+        wanted: int | None = None,
     ) -> None:
         """`tiers`: their names by number, host memory's first. `no_layers`: why the device could not compute it layer
-        by layer; empty if it could. `why`: it is all recomputed, for this reason, and nothing is looked for."""
+        by layer; empty if it could. `why`: it is all recomputed, for this reason, and nothing is looked for. `wanted`:
+        pages that its request lacks, where these are not all of `keys`."""
         self.keys = keys  # the chain to bring up
+        self.wanted = len(keys) if wanted is None else wanted
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
         self.beside = 0  # the last of them, that stand for no tokens: of use with all before them, and they with these
         self.can_compute = can_compute  # the device could compute a part of it
@@ -154,7 +158,7 @@ class Restore:
         self.held: Held | None = None  # the device waits for pages
         self.late = ""  # why it fell behind its estimate, if it did
         self.story = Storyteller(
-            page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=len(keys), began=started, why=why
+            page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=self.wanted, began=started, why=why
         )
         self.story.flight = self.flight
 
@@ -218,7 +222,7 @@ class Restore:
     @property
     def behind(self) -> int:
         """Tokens of its request that follow what was claimed, as far as known: whole pages, and the last token."""
-        return (len(self.keys) - len(self.flight)) * self.story.page_tokens + 1
+        return (self.wanted + self.beside - len(self.flight)) * self.story.page_tokens + 1
 
     @property
     def settled(self) -> bool:

@@ -124,11 +124,13 @@ class Restorer:
         can_compute: bool = False,
         no_layers: str = NOBODY_COMPUTES_LAYERS,
         beside: int = 0,
+        wanted: int | None = None,
     ) -> Restore:
         """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too.
 
         `can_compute`: the device could compute a part of them meanwhile; `no_layers`: why not all of them, layer by
-        layer; empty if it could. `beside`: so many of them, the last ones, stand for no tokens of their own.
+        layer; empty if it could. `beside`: so many of them, the last ones, stand for no tokens of their own; `wanted`:
+        pages of tokens that are lacking, of which the others are these.
         """
         restore = Restore(
             keys,
@@ -138,15 +140,20 @@ class Restorer:
             page_tokens=self._page_tokens,
             can_compute=can_compute,
             no_layers=no_layers,
+            wanted=wanted,
         )
         restore.beside = beside
         self._jobs.put(lambda: self._start(restore))
         return restore
 
-    def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "") -> Restore:
+    def nothing(
+        self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "", wanted: int | None = None
+    ) -> Restore:
         """A restore of `keys` where nothing is held, or, if `why` says so, wanted: ready now, with no page. Counts the
         misses and the uses."""
-        restore = Restore(keys, prefix_keys, self._clock(), tiers=self._names, page_tokens=self._page_tokens, why=why)
+        restore = Restore(
+            keys, prefix_keys, self._clock(), tiers=self._names, page_tokens=self._page_tokens, why=why, wanted=wanted
+        )
         restore.end("", restore.started)
         restore.complete = True
         restore.settle(0)
@@ -181,7 +188,7 @@ class Restorer:
         with self._table.lock:
             if restore.state is RestoreState.RUNNING:
                 restore.story.found(restore.by_source())
-            self._count_misses(len(restore.keys), restore.sources)
+            self._count_misses(restore.wanted + restore.beside, restore.sources)
         with self._table.lock:
             restore.complete = True
             if restore.state is RestoreState.RUNNING:
@@ -353,6 +360,14 @@ class Restorer:
                     self._table.pin_all(hinted)
                     restore.leans_on += hinted
 
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Count a use of pages, one after the other, of which the device has what they hold. Any thread."""
+        self._jobs.put(lambda: self._use(keys, self._now(), len(keys)))
+
+    def _now(self) -> int:
+        with self._table.lock:
+            return self._table.tick()
+
     def _offer(self, pages: Sequence[Page]) -> None:
         """Once more to tiers that have not got them: a use may have made them worth it."""
         there = [page for page in pages if page.resident]
@@ -369,7 +384,7 @@ class Restorer:
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:
             now = self._table.tick()
-            self._count_misses(len(restore.keys))
+            self._count_misses(restore.wanted)
         self._use(restore.prefix_keys, now, restore.reach)
 
     # ---- 3. pages have come up, or will not; lock held, on the threads of the tiers ----

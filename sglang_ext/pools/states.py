@@ -55,13 +55,12 @@ class StatePool:
         """Those of the pages of the state behind page `page_key`."""
         return [state_key(page_key, number) for number in range(self.pages)]
 
-    def copy_out(
-        self, slot: int, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()
-    ) -> None:
-        """These pages, from 0, of the state in `slot` to slab rows `slots`, once the device's events `after` have come;
-        complete when it returns or raises. Raises IndexError if there is no such slot."""
+    def copy_out(self, slot: int, after: Sequence[Any] = ()) -> np.ndarray:
+        """The state in `slot`, once the device's events `after` have come: uint8 [pages, page_bytes], in memory of this
+        pool's, as it is until the next call. Complete when it returns or raises. Raises IndexError if there is no such
+        slot."""
         self._require(slot)
-        self._passages[True].copy_out(slot, pages, slab[:, : self._page_bytes], slots, after)
+        return self._passages[True].copy_out(slot, after)
 
     def copy_in(self, slot: int, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
         """All pages of a state, in slab rows `slots`, to `slot`, once the device's events `after` have come. Nothing is
@@ -110,16 +109,15 @@ class _Passage:
     def _rows(self) -> torch.Tensor:
         return self._row.view(self._pages, -1)
 
-    def copy_out(self, slot: int, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+    def copy_out(self, slot: int, after: Sequence[Any]) -> np.ndarray:
         self._between(slot, after)
         if self._queue is None:
-            slab[slots] = self._rows.numpy()[pages]
-            return
+            return self._rows.numpy()
         try:
             self._queue.rows(self._rows, self._locked)
         finally:
             self._queue.mark().synchronize()
-        slab[slots] = self._locked.numpy()[pages]
+        return self._locked.numpy()
 
     def copy_in(self, slot: int, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
         if self._queue is None:

@@ -8,14 +8,16 @@ lengths, which SGLang repeats for a waiting request in every scheduling round, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
-from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper, _PendingOffload
 
 from swift_tiers.radix_tiering.restore.flight import Step
 
@@ -30,6 +32,13 @@ from .request import TieredRequest, TieringStage, why_whole
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
+#: A prefix with a state that has been loaded so often is computed as often as this, where the device has room for it.
+LOADED_TIMES, COMPUTED_TIMES = 2, 3
+#: Prefixes that are remembered for that.
+MOST_COME_BACK = 1024
+#: Of the slots for states so many may be locked by states that wait to be copied out; SGLang has five of them for each
+#: request that may run, of which two are for states of the tree.
+STATES_WAITING_SHARE = 0.1
 
 
 class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
@@ -46,6 +55,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
         self._matching: TieredRequest | None = None  # the request that match() is working on
         self._arrived = 0  # requests, so far
+        #: By the last page of prefixes with a state: how often they have come back, the latest last.
+        self.came_back: dict[str, int] = {}
         #: Those that came before the one that SGLang computes in chunks, and waited for their pages when it began.
         self._overtaken: list[TieredRequest] = []
 
@@ -121,7 +132,28 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
             request.begin(tail, prefix, self.cache_linker.pool.states)
+        if request.state_pages and not restarts and self._device_is_to_have(request.tail):
+            request.give_up()
         return request
+
+    def _device_is_to_have(self, tail: Sequence[str]) -> bool:
+        """Whether a prefix is to be computed though it is held with its state, so that SGLang keeps it on the device.
+
+        What is loaded is the request's alone: a state goes on with the tokens behind it, and none stays where it came.
+        So whoever comes next loads it again. Where one prefix comes back again and again, and there is room for it that
+        nobody has, a few that ask for it compute it; SGLang keeps a state at a branch for the second of them.
+        """
+        end, pages = tail[-1], len(tail)
+        times = self.came_back[end] = self.came_back.pop(end, 0) + 1
+        while len(self.came_back) > MOST_COME_BACK:
+            del self.came_back[next(iter(self.came_back))]
+        slots, tokens = self.cache.req_to_token_pool.mamba_allocator, self.cache.token_to_kv_pool_allocator
+        has_room = tokens.available_size() >= 2 * pages * self.cache.page_size
+        if times <= LOADED_TIMES or not has_room or slots.available_size() <= self.cache.req_to_token_pool.size:
+            return False
+        if times >= LOADED_TIMES + COMPUTED_TIMES:
+            del self.came_back[end]
+        return True
 
     def restart(self, request: TieredRequest) -> bool:
         """Begin anew if the device has lost pages that the request counted on; True if so.
@@ -307,7 +339,44 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
                 parent=before[-1] if before else None,
                 depth=len(before) + 1,
             )
-        super()._offload_node(node_id, [offered, *(one for one in transfers if one.name != node.name)])
+        states = [one for one in transfers if one.name != node.name]
+        if states and not self._state_may_wait():
+            # It stays where it is, and may leave: the device needs its slot sooner than it would be copied.
+            with self.cache.locking_no_state():
+                super()._offload_node(node_id, [offered])
+            return
+        super()._offload_node(node_id, [offered, *states])
+
+    def offload_state(self, node_id: Any, slot: Any) -> None:
+        """Offer the state that has just come behind a node, unless the node has been offered with it."""
+        if any(offload.lock_node_id == node_id for offload in self.pending_offloads) or not self._state_may_wait():
+            return
+        hashes = [*self.cache.get_prefix_hash_values(node_id), *self.cache.tree_core.get_hash_values(node_id)]
+        if not hashes:
+            return
+        rows = self.cache.path_device_indices(node_id)[-self.cache.page_size :]
+        last = NodeTransfer(
+            name=PoolName.KV,
+            keys=hashes[-1:],
+            device_indices=rows,
+            parent=(hashes[-2:-1] or [None])[0],
+            depth=len(hashes),
+        )
+        lock = self.cache.inc_lock_ref(node_id).to_dec_params()
+        self.cache_linker.offload([last, PoolTransfer(name=PoolName.MAMBA, device_indices=slot)])
+        # No node is told of: what SGLang knows of this one stays so.
+        self.pending_offloads.append(_PendingOffload(node_id, lock, []))
+
+    def _state_may_wait(self) -> bool:
+        """Whether one state more may be locked until it has been copied. SGLang admits requests without asking whether
+        there are slots for their states, and ends where there are none: what it may need in one round stays free, or
+        can be evicted. The same on every rank."""
+        slots = self.cache.req_to_token_pool.mamba_allocator
+        waiting = sum(
+            ComponentType.MAMBA not in offload.lock_params.skipped_lock_components for offload in self.pending_offloads
+        )
+        spare = int(slots.available_size() + self.cache.mamba_evictable_size())
+        return waiting < slots.size * STATES_WAITING_SHARE and spare > self.cache.req_to_token_pool.size
 
     def _room(self) -> int:
         allocator = self.cache.token_to_kv_pool_allocator
@@ -333,10 +402,31 @@ class SwiftRadixCache(KeepingRadixCache):
         self.chunk_taken: Callable[[], bool] = lambda: True
         #: Told that there is room on the device that there was not: pages may be evicted, or lent ones are back.
         self.room_made: Callable[[], None] = lambda: None
+        self._not_locked: tuple[ComponentType, ...] = ()
         super().__init__(params)
 
     def init_cache_linker(self, cache_linker: Any) -> None:
         self.linker = SwiftLinkerWrapper(self, cache_linker)
+
+    @contextlib.contextmanager
+    def locking_no_state(self) -> Iterator[None]:
+        """What is locked within may lose the state behind it."""
+        self._not_locked = (ComponentType.MAMBA,)
+        try:
+            yield
+        finally:
+            self._not_locked = ()
+
+    def inc_lock_ref(self, node_id: Any, skip_lock_components: Sequence[ComponentType] = ()) -> Any:
+        return super().inc_lock_ref(node_id, (*skip_lock_components, *self._not_locked))
+
+    def insert(self, params: Any) -> Any:
+        """SGLang offers a node once. One that has been stored may get a state later: at a branch of what was one node,
+        or where the device had given its state up."""
+        result = super().insert(params)
+        if params.mamba_value is not None and not result.mamba_exist and self.linker is not None:
+            self.linker.offload_state(result.last_device_node, params.mamba_value)
+        return result
 
     # ---- waiting requests ----
 
@@ -434,6 +524,8 @@ class SwiftRadixCache(KeepingRadixCache):
         known = () if self.linker is None else self.linker.cache_linker.requests.values()
         waiting = [request.req for request in known if request.stage is TieringStage.WAITING]
         super().reset()
+        if self.linker is not None:
+            self.linker.came_back.clear()
         if self.sampler is not None:
             self.sampler.shape.clear()
         for req in waiting:

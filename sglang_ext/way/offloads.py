@@ -277,15 +277,16 @@ class Offloader:
         states = self._pool.states
         assert states is not None, "a state of a model that keeps none"
         (slot,) = state.wait().tolist()
-        keys, parent = states.keys(page), page
+        keys, parent, whole = states.keys(page), page, None
         for start in range(0, len(keys), STEP_PAGES):
             step = keys[start : start + STEP_PAGES]
             put = self._stack.intake.begin(step, parent, depth + start, now, namespace)
             try:
-                where = np.asarray(put.slots, dtype=np.int64)
                 if put.slots:
-                    pages = start + np.asarray(put.indices, dtype=np.int64)
-                    states.copy_out(slot, pages, self._stack.host.slab, where, job.ready)
+                    if whole is None:  # once, for all of its pages
+                        whole = states.copy_out(slot, job.ready)
+                    where, pages = (np.asarray(one, dtype=np.int64) for one in (put.slots, put.indices))
+                    self._stack.host.slab[where, : whole.shape[1]] = whole[start + pages]
                 digests = self._digests(put, list(range(len(put.slots))))
             except BaseException:
                 self._stack.intake.abort(put)

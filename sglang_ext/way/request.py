@@ -133,7 +133,7 @@ class TieredRequest:
     def begin(self, hashes: Sequence[str], prefix_hashes: Sequence[str] = (), states: StatePool | None = None) -> None:
         """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has; where the model keeps
         `states`, as many of them as there is one behind, and that one."""
-        keys = [bytes.fromhex(page_hash) for page_hash in hashes]
+        keys, wanted = [bytes.fromhex(page_hash) for page_hash in hashes], len(hashes)
         if states is not None:
             held = self._held_with_state(keys, states)
             hashes, keys = hashes[:held], keys[:held]
@@ -144,9 +144,16 @@ class TieredRequest:
         prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
         facts = self.facts
         restore = self.stack.restore(
-            keys, prefix, can_compute=not facts.whole, no_layers=facts.no_layers, beside=self.state_pages
+            keys,
+            prefix,
+            can_compute=not facts.whole,
+            no_layers=facts.no_layers,
+            beside=self.state_pages,
+            wanted=wanted,
         )
         self.restore = restore
+        if states is not None and prefix:
+            self.stack.restorer.used(states.keys(prefix[-1]))  # what the device has now it may lack next time
         restore.story.whole = facts.whole
         facts.follow(restore)
 

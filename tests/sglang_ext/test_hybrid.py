@@ -7,6 +7,8 @@ first parameter is a `StepScheduler` run in the scheduler's process.
 from __future__ import annotations
 
 import random
+import threading
+from array import array
 from collections import Counter
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from support.models import tiny_hybrid
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
-from support.tiers_of_a_model import ANSWER, PLACES, arguments_of, forget, leave_in, with_tiers
+from support.tiers_of_a_model import ANSWER, PAGE, PLACES, arguments_of, forget, leave_in, with_tiers
 
 PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", {
     "SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1",
@@ -98,6 +100,86 @@ def answered(s, turn):
     return list(req.output_ids), s.details(req)
 
 
+def more_prompts_than_slots(s):
+    """Answers to many short prompts at once while nothing is copied out: SGLang takes slots for their states without
+    asking whether there are any."""
+    forget(s)
+    offloader, gate = s.linker.offloader, threading.Event()
+    copy_out = offloader._copy_out
+    offloader._copy_out = lambda job: (gate.wait(), copy_out(job))[1]
+    try:
+        asked = [s.add(prompt(400 + number, 80), 2) for number in range(40)]
+        s.run(until=lambda: all(req.finished() for req in asked))
+        waiting = len(s.cache.linker.pending_offloads)
+    finally:
+        gate.set()
+        del offloader._copy_out
+    quiet(s)
+    return [len(req.output_ids) for req in asked], waiting
+
+
+def uses_of_a_state(s):
+    """How often the pages of a state have been used, before and after the device has had a hit on its prefix."""
+    forget(s)
+    turn = turn_after(s, "in one chunk")
+    s.settle()
+    s.step()
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    stack, states = s.linker.stack, s.linker.pool.states
+    tree = s.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", turn))))
+    (last,) = s.cache.tree_core.get_hash_values(tree.last_device_node)[-1:]
+    keys = states.keys(bytes.fromhex(last))
+    found = []
+    for _ in range(2):
+        stack.restorer.flush()
+        found.append([page.uses for page in stack.table.settled_chain(stack.digest, keys)])
+        s.generate(turn, 2)
+    return found
+
+
+def misses_of_a_new_prompt(s):
+    """Pages that host memory lacked, of a prompt of ten whole pages."""
+    from swift_tiers.radix_tiering.table.tier_copies import HOST
+
+    forget(s)
+    counters = s.linker.stack.table.of[HOST].counters
+    before = counters.misses
+    s.generate(prompt(450, 10 * PAGE + 5), 2)
+    s.linker.stack.restorer.flush()
+    return counters.misses - before
+
+
+def branches(s, place):
+    """Four prompts that share their beginning, one after the other: the last one when what they have in common is in
+    that tier alone. What it has from where."""
+    forget(s)
+    shared = prompt(500, 12 * PAGE)
+    for number in range(3):
+        s.generate([*shared, *prompt(501 + number, 100)], 2)
+    leave_in(s, place)
+    req = s.add([*shared, *prompt(510, 100)], 2)
+    s.run()
+    return s.details(req)
+
+
+def one_prefix_again_and_again(s):
+    """What each of eight prompts behind one prefix, which only host memory has at first, has from the device, and from
+    there."""
+    forget(s)
+    shared = prompt(520, 12 * PAGE)
+    for number in range(3):
+        s.generate([*shared, *prompt(521 + number, 100)], 2)
+    leave_in(s, "host")
+    found = []
+    for number in range(8):
+        req = s.add([*shared, *prompt(530 + number, 100)], 2)
+        s.run()
+        found.append((s.details(req).get("device", 0), s.details(req).get("host", 0)))
+    return found
+
+
 def conversations(s, seed, turns, empty):
     """Answers to the turns of four conversations that share their beginnings, in an order by `seed`; by `empty` the
     device forgets all, or host memory, between some of them. What came from where, in sum."""
@@ -168,6 +250,35 @@ def test_turns_are_answered_as_ever_from_every_tier(tiers, expected, place):
     for name, (answer, details) in tiers(turns_from, place).items():
         assert answer == expected[name], (place, name)
         assert details[place] == sum(details.values()) > 0
+
+
+def test_a_server_whose_offloads_lag_goes_on(tiers):
+    answers, waiting = tiers(more_prompts_than_slots)
+    assert answers == [2] * 40
+    assert waiting > 8, "they did not lag: this tests nothing"
+
+
+def test_a_state_is_used_with_the_prefix_that_the_device_has(tiers):
+    before, after = tiers(uses_of_a_state)
+    assert before
+    assert [more > less for more, less in zip(after, before, strict=True)] == [True] * len(before)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_prompts_have_in_common_comes_back(tiers, place):
+    """SGLang makes a state at a branch when the second prompt comes: of a node that has been stored without."""
+    details = tiers(branches, place)
+    assert details[place] == sum(details.values()) == 12 * PAGE
+
+
+def test_a_prefix_that_comes_back_again_and_again_is_on_the_device_in_the_end(tiers):
+    found = tiers(one_prefix_again_and_again)
+    assert found[:2] == [(0, 12 * PAGE)] * 2, "it is loaded at first"
+    assert found[-2:] == [(12 * PAGE, 0)] * 2, found
+
+
+def test_a_prompt_that_nobody_has_is_missed(tiers):
+    assert tiers(misses_of_a_new_prompt) == 10
 
 
 @pytest.mark.parametrize("part", ["state", "KV"])
