@@ -216,20 +216,20 @@ def arguments_with(model, *more):
 
 @pytest.fixture(scope="module")
 def without_tiers(model):
-    """Answers to turns, and of conversations by their seed."""
     with SchedulerProcess(arguments_with(model), ENVIRONMENT, prepare=PREPARE) as plain:
-        turns = {name: answer for name, (answer, _) in plain(turns_from, "nowhere").items()}
-        return turns, {seed: plain(conversations, seed, TURNS, False)[0] for seed in (1, 2)}
+        yield plain
 
 
 @pytest.fixture(scope="module")
 def expected(without_tiers):
-    return without_tiers[0]
+    """The answers to turns."""
+    return {name: answer for name, (answer, _) in without_tiers(turns_from, "nowhere").items()}
 
 
 @pytest.fixture(scope="module")
 def talked(without_tiers):
-    return without_tiers[1]
+    """The answers of conversations, by their seed."""
+    return {seed: without_tiers(conversations, seed, TURNS, False)[0] for seed in (1, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -286,12 +286,13 @@ def test_answers_depend_on_what_is_loaded(tiers, expected, part):
     assert tiers(turn_over_zeros, part) != expected["in one chunk"], "the test above would prove nothing"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("seed", "host"),
     [
         pytest.param(1, "448KiB", id="host memory for little"),
-        pytest.param(2, "448KiB", id="others", marks=pytest.mark.exhaustive),
-        pytest.param(2, "32MiB", id="host memory for all", marks=pytest.mark.exhaustive),
+        pytest.param(2, "448KiB", id="others"),
+        pytest.param(2, "32MiB", id="host memory for all"),
     ],
 )
 def test_conversations_go_on_as_ever_whatever_is_forgotten(model, tmp_path, talked, host, seed):
@@ -305,6 +306,7 @@ def test_conversations_go_on_as_ever_whatever_is_forgotten(model, tmp_path, talk
     assert came["host"] + came["ssd"] > 0, came
 
 
+@pytest.mark.exhaustive
 def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, expected):
     turns = tiers(turns_that_stay)
     tiers.close()

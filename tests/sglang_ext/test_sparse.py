@@ -88,7 +88,7 @@ def test_answers_depend_on_what_is_loaded(tiers, expected, part):
     assert tiers(answered_over_zeros, part) != expected["a question"], "the tests below would prove nothing"
 
 
-@pytest.mark.parametrize("pages_a_step", [1, 4])
+@pytest.mark.parametrize("pages_a_step", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_it_is_computed_while_its_pages_come_up(tiers, pages_a_step):
     check_meeting(tiers, pages_a_step, PAGE)
 
@@ -102,6 +102,7 @@ def test_answers_are_the_same_from_every_tier(tiers, expected, place):
     check_place(tiers, place, expected, PAGE)
 
 
+@pytest.mark.exhaustive
 def test_answers_are_the_same_from_ssd_after_a_restart(tiers, arguments, expected):
     tiers.close()
     with SchedulerProcess(arguments, prepare=PREPARE) as restarted:
