@@ -72,6 +72,11 @@ def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
     return buffer[:whole].reshape(whole, -1).view(torch.uint8).view(whole // page_size, -1)
 
 
+def arrays_of(groups: Sequence[PoolPlanes]) -> list[np.ndarray]:
+    """All planes of pools in host memory, one after the other: uint8 [pages, bytes of a page], sharing memory."""
+    return [as_pages(plane, group.page_size).numpy() for group in groups for plane in group.flat]
+
+
 def wait_for(events: Sequence[Any]) -> None:
     """Until the device has come to each."""
     for event in events:
@@ -238,7 +243,7 @@ class HostMemoryPool(DevicePool):
     ) -> None:
         super().__init__(layers, page_size, front=front)
         self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
-        self._fronts = [as_pages(plane, planes.page_size).numpy() for planes in front for plane in planes.flat]
+        self._fronts = arrays_of(front)
         self._flat = [*self._fronts, *(plane for planes in self._arrays for plane in planes)]
 
     def _copy_out(

@@ -12,7 +12,7 @@ from swift_tiers.kernels.page_codec import Codec, decode_pages, encode_pages
 from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
-from .device_pool import Came, DevicePool, LayerDone, as_pages, wait_for
+from .device_pool import Came, DevicePool, LayerDone, arrays_of, wait_for
 
 #: Pages coded at a time: what lies between the two ends stays in a core's cache.
 CODED_TOGETHER = 8
@@ -30,7 +30,7 @@ class EncodedPool(DevicePool):
     ) -> None:
         super().__init__(layers, page_size, codec, front)
         self._codec = Codec.named(codec)
-        self._fronts = [as_pages(plane, planes.page_size).numpy() for planes in front for plane in planes.flat]
+        self._fronts = arrays_of(front)
         self._planes = PoolPlanes(layers, page_size)
 
     def _copy_out(

@@ -10,19 +10,20 @@ import random
 import threading
 from array import array
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 
 from support.models import tiny_hybrid
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
-from support.tiers_of_a_model import ANSWER, PAGE, PLACES, arguments_of, forget, leave_in, with_tiers
+from support.tiers_of_a_model import ANSWER, PAGE, PLACES, arguments_of, forget, leave_in, loading_zeros, with_tiers
 
 PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", {
     "SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1",
 }  # fmt: skip
-#: Prompts, and how many tokens they have: one that is computed in one piece, and one in two.
 TURNS = 14
+#: Prompts, and how many tokens they have: one that is computed in one piece, and one in two.
 QUESTIONS = {"in one chunk": prompt(201, 150), "in two chunks": prompt(202, 300)}
 
 
@@ -50,37 +51,32 @@ def turns_from(s, place):
     return found
 
 
+@contextmanager
+def loading_zero_states(states):
+    copy_in = states.copy_in
+
+    def zeroed(slot, slab, slots, after=()):
+        copy_in(slot, slab, slots, after)
+        for group in states.groups:
+            for plane in group.flat:
+                plane[slot] = 0
+
+    states.copy_in = zeroed
+    try:
+        yield
+    finally:
+        states.copy_in = copy_in
+
+
 def turn_over_zeros(s, part):
     """Where what is loaded is zeroed: the state, or the KV."""
     name, pool = "in one chunk", s.linker.pool
     forget(s)
     turn = turn_after(s, name)
     leave_in(s, "host")
-    copy_in, copy_state = pool.copy_in, pool.states.copy_in
-
-    def zeroed(pages, slab, slots, layer_done, after=()):
-        def zero(layer, mark):
-            for plane in pool._arrays[layer]:
-                plane[pages] = 0
-            layer_done(layer, mark)
-
-        copy_in(pages, slab, slots, zero, after)
-
-    def zeroed_state(slot, slab, slots, after=()):
-        copy_state(slot, slab, slots, after)
-        for group in pool.states.groups:
-            for plane in group.flat:
-                plane[slot] = 0
-
-    if part == "state":
-        pool.states.copy_in = zeroed_state
-    else:
-        pool.copy_in = zeroed
-    try:
+    with loading_zeros(pool, "layers") if part == "KV" else loading_zero_states(pool.states):
         req = s.add(turn, ANSWER)
         s.run()
-    finally:
-        pool.copy_in, pool.states.copy_in = copy_in, copy_state
     assert s.details(req)["host"] > 0
     forget(s)
     return list(req.output_ids)

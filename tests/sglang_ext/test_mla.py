@@ -11,16 +11,17 @@ from support.models import reference_answer, tiny_mla
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, has_found_its_pages, prompt
 from support.tiers_of_a_model import (
-    ANSWER,
     PAGE,
     PLACES,
     QUESTIONS,
+    again,
     answered_over_zeros,
     answers_of,
     arguments_of,
     cached,
     check_meeting,
     check_place,
+    why_not_layer_by_layer,
     with_tiers,
 )
 
@@ -42,16 +43,6 @@ def shape_of_a_page(s):
         namespace.kv_heads,
         namespace.head_dim,
     )
-
-
-def again(s, name):
-    req = s.add(QUESTIONS[name], ANSWER)
-    s.run()
-    return list(req.output_ids), s.details(req)
-
-
-def why_not_layer_by_layer(s):
-    return s.cache.linker.layer_wise.refused
 
 
 @pytest.fixture(scope="module")

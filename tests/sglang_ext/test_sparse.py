@@ -12,9 +12,9 @@ from support.models import tiny_sparse
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, has_found_its_pages
 from support.tiers_of_a_model import (
-    ANSWER,
     PLACES,
     QUESTIONS,
+    again,
     answered_from,
     answered_over_zeros,
     answers_of,
@@ -22,6 +22,7 @@ from support.tiers_of_a_model import (
     cached,
     check_meeting,
     check_place,
+    why_not_layer_by_layer,
     with_tiers,
 )
 
@@ -35,16 +36,6 @@ def parts_of_a_page(s):
     geometry = s.linker.pool.geometry
     pool = s.scheduler.token_to_kv_pool_allocator.get_kvcache()
     return type(pool).__name__, (geometry.layers, geometry.planes, geometry.row_bytes, geometry.front_bytes)
-
-
-def again(s, name):
-    req = s.add(QUESTIONS[name], ANSWER)
-    s.run()
-    return list(req.output_ids), s.details(req)
-
-
-def why_not_layer_by_layer(s):
-    return s.cache.linker.layer_wise.refused
 
 
 @pytest.fixture(scope="module")

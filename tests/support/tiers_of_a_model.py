@@ -6,7 +6,8 @@ Functions whose first parameter is a `StepScheduler` run in its process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,21 @@ def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
     return found
 
 
-def answered_over_zeros(s, part: str = "all", ask: Callable[[], None] = lambda: None) -> list[int]:
-    """The question's answer where what is loaded is zeroed, in front of the layers of its pages ("front"), in their
-    layers ("layers") or in both: another one, if it depends on that at all. `ask`: called before it is asked."""
-    question, pool = QUESTIONS["a question"], s.linker.pool
-    s.generate(question, ANSWER)
-    s.empty_device()
+def again(s, name: str) -> tuple[list[int], dict[str, int]]:
+    """A question's answer, and where its prefix came from, wherever that is."""
+    req = s.add(QUESTIONS[name], ANSWER)
+    s.run()
+    return list(req.output_ids), s.details(req)
+
+
+def why_not_layer_by_layer(s) -> str:
+    return s.cache.linker.layer_wise.refused
+
+
+@contextmanager
+def loading_zeros(pool, part: str = "all") -> Iterator[None]:
+    """What is loaded into a pool in host memory is zeroed: in front of the layers of its pages ("front"), in their
+    layers ("layers") or in both."""
     copy_in = pool.copy_in
 
     def zeroed(pages, slab, slots, layer_done, after=()):
@@ -114,12 +124,22 @@ def answered_over_zeros(s, part: str = "all", ask: Callable[[], None] = lambda: 
         copy_in(pages, slab, slots, zero, after)
 
     pool.copy_in = zeroed
-    ask()
     try:
-        req = s.add(question, ANSWER)
-        s.run()
+        yield
     finally:
         pool.copy_in = copy_in
+
+
+def answered_over_zeros(s, part: str = "all", ask: Callable[[], None] = lambda: None) -> list[int]:
+    """The question's answer where `part` of what is loaded is zeroed, see `loading_zeros`: another one, if it depends
+    on that at all. `ask`: called before it is asked."""
+    question, pool = QUESTIONS["a question"], s.linker.pool
+    s.generate(question, ANSWER)
+    s.empty_device()
+    with loading_zeros(pool, part):
+        ask()
+        req = s.add(question, ANSWER)
+        s.run()
     assert s.details(req)["host"] == cached(question, pool.page_size)
     forget(s)  # what was computed over zeros must not be found by others
     return list(req.output_ids)
