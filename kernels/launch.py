@@ -18,9 +18,14 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-#: Programs for each multiprocessor: with 4 warps each, half of the threads that it can hold, every one with several
-#: 16-byte accesses under way. Each program takes every n-th tile, so many small pages cost no launch of their own.
+#: Warps of a program, unless it is told otherwise, and threads of a warp.
+WARPS, WARP = 4, 32
+#: Programs for each multiprocessor where it is not known what they take: half of the threads that it can hold, every
+#: one with several 16-byte accesses under way. Each takes every n-th tile, so many small pages cost no launch of their
+#: own.
 PROGRAMS_PER_PROCESSOR = 8
+#: A warp is given registers by so many for each of its threads.
+_REGISTER_STEP = 8
 #: Of a launch that is interpreted: few, since each costs the same, but more than one, so that tiles are shared out.
 INTERPRETED_PROGRAMS = 3
 #: Kernels count tiles, pieces and rows in 32 bits, with room to step past the end; their wrappers split longer lists.
@@ -45,21 +50,41 @@ def interpreted(kernel: Any) -> Any:
 
 
 @functools.cache
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
+def _properties(index: int) -> Any:
+    return torch.cuda.get_device_properties(index)
 
 
-def programs_for(device: torch.device, tiles: int, most: int | None = None) -> int:
-    """How many programs share `tiles` on `device`: as many as it holds at once, but no more than `most`."""
+def resident_programs(registers: int, warps: int, processor_registers: int, processor_threads: int) -> int:
+    """How many programs of `warps`, whose threads have so many registers, a multiprocessor holds at once.
+
+    One more would begin when the others are done, and its share of the tiles be computed by itself: of a kernel that
+    fits 7 times, 8 programs take almost twice as long.
+    """
+    steps = -(-max(registers, 1) // _REGISTER_STEP) * _REGISTER_STEP
+    return max(1, min(processor_registers // steps, processor_threads) // (warps * WARP))
+
+
+def programs_for(device: torch.device, tiles: int, most: int | None = None, compiled: Any = None) -> int:
+    """How many programs share `tiles` on `device`: as many as it holds at once, but no more than `most`. `compiled`:
+    what Triton has compiled, where that is known."""
     if most is not None:
         tiles = min(tiles, most)
     if device.type == "cpu":
         return min(tiles, INTERPRETED_PROGRAMS)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return min(tiles, PROGRAMS_PER_PROCESSOR * _processors(index))
+    about, each = _properties(torch.cuda.current_device() if device.index is None else device.index), 0
+    if compiled is not None:
+        each = resident_programs(
+            compiled.n_regs,
+            compiled.metadata.num_warps,
+            about.regs_per_multiprocessor,
+            about.max_threads_per_multi_processor,
+        )
+    return min(tiles, (each or PROGRAMS_PER_PROCESSOR) * about.multi_processor_count)
 
 
-def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> Any:
+def launch(
+    kernel: Any, device: torch.device, programs: int, *arguments: Any, warps: int = WARPS, **constants: Any
+) -> Any:
     """Run `kernel` as that many programs on the current stream of `device`; on "cpu", interpreted, and done here.
 
     Gives what Triton has compiled for it, or None where it is interpreted.
@@ -70,7 +95,7 @@ def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **
         return None
     with on_device(device):
         # A product and a sum stay two roundings, as in the plain functions.
-        return kernel[(programs,)](*arguments, **constants, num_warps=4, enable_fp_fusion=False)
+        return kernel[(programs,)](*arguments, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def is_interpreted(device: torch.device) -> bool:
@@ -91,22 +116,39 @@ class Launcher:
     for the first ones is launched with all others. Any thread.
     """
 
-    def __init__(self, kernel: Any, device: torch.device, constants: Mapping[str, Any]) -> None:
+    def __init__(self, kernel: Any, device: torch.device, constants: Mapping[str, Any], warps: int = WARPS) -> None:
         """On `device`, with these `constants`, which are the last of the kernel's parameters."""
         self._kernel = kernel
+        self._warps = warps
         self._device = device
         self._constants = constants
         self._in_order: tuple[Any, ...] = ()
         self._compiled: Any = None  # what Triton has compiled
 
+    def share(self, tiles: int, most: int | None = None) -> int:
+        """How many programs share so many tiles; see `programs_for`."""
+        return programs_for(self._device, tiles, most, self._compiled)
+
     def __call__(self, programs: int, *arguments: Any) -> None:
         """See `launch`."""
         if self._compiled is None:
             self._in_order = tuple(self._constants[name] for name in self._kernel.arg_names[len(arguments) :])
-            self._compiled = launch(self._kernel, self._device, programs, *arguments, **self._constants)
+            self._compiled = launch(
+                self._kernel, self._device, programs, *arguments, warps=self._warps, **self._constants
+            )
             return
         with on_device(self._device):
             self._compiled[programs, 1, 1](*arguments, *self._in_order)
+
+
+@functools.lru_cache(maxsize=64)
+def _launcher(kernel: Any, device: torch.device, constants: tuple[tuple[str, Any], ...], warps: int) -> Launcher:
+    return Launcher(kernel, device, dict(constants), warps)
+
+
+def launcher_of(kernel: Any, device: torch.device, constants: Mapping[str, Any], warps: int = WARPS) -> Launcher:
+    """The one for these, which is made once."""
+    return _launcher(kernel, device, tuple(constants.items()), warps)
 
 
 def cdiv(count: int, size: int) -> int:

@@ -23,7 +23,7 @@ from .float_bits_triton import (
     rounded_to_int,
     widen,
 )
-from .launch import COUNT_LIMIT, Launcher, cdiv, programs_for
+from .launch import COUNT_LIMIT, cdiv, launcher_of
 from .page_codec_layout import Codec, EncodedLayout
 from .pool_planes import PoolPlanes, alignment_of
 
@@ -306,7 +306,7 @@ class TritonPageCode:
             pool.alignment,
             len(layers),
         )
-        self._launcher = Launcher(encode_tiles if out else decode_tiles, pool.device, self._shape.constants)
+        self._launcher = launcher_of(encode_tiles if out else decode_tiles, pool.device, self._shape.constants)
 
     def prepare(self) -> None:
         """A launch over no pages: what is compiled for it is what `run` launches, of however many layers."""
@@ -321,7 +321,7 @@ class TritonPageCode:
         for start in range(0, len(pages), step):
             some, places = pages[start : start + step], slots[start : start + step]
             tiles = cdiv(len(some) * self._shape.page_rows, self._shape.tile_rows)
-            self._launch(programs_for(self._pool.device, tiles, most_programs), some, places, len(some))
+            self._launch(self._launcher.share(tiles, most_programs), some, places, len(some))
 
     def _launch(self, programs: int, pages: torch.Tensor, slots: torch.Tensor, count: int) -> None:
         self._launcher(programs, self._table, pages, self._begin, slots, count, self._layers)

@@ -8,14 +8,14 @@ the second kernel: no atomics, nothing to be zeroed before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .launch import COUNT_LIMIT, cdiv, launch, programs_for
+from .launch import COUNT_LIMIT, cdiv, launcher_of
 from .page_digest_plain import FACTORS, GOLDEN, SHIFTS
 from .pool_planes import PoolPlanes, alignment_of, pieces_of
 
@@ -72,9 +72,9 @@ def sum_parts(
         begin = slab.to(tl.int64) + slot * SLOT_STRIDE
         a = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
         b = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
-        first_tile = item % PARTS * PART_TILES
-        for tile in range(first_tile, first_tile + PART_TILES):
-            index = tile * TILE_WORDS + tl.arange(0, TILE_WORDS)
+        first = item % PARTS * PART_TILES
+        for tile in range(PART_TILES):  # of so many that the compiler takes several at a time
+            index = (first + tile) * TILE_WORDS + tl.arange(0, TILE_WORDS)
             there = index < WORDS
             if ALIGNMENT >= 8:
                 words = tl.multiple_of(begin.to(tl.pointer_type(tl.uint64)), ALIGNMENT)
@@ -208,12 +208,15 @@ def pool_digests_triton(pools: Sequence[PoolPlanes], pages: torch.Tensor) -> tor
         step = max(1, COUNT_LIMIT // len(pool.flat))
         for start in range(0, count, step):
             some, part_sums = pages[start : start + step], sums[start : start + step]
-            programs = programs_for(device, len(some) * len(pool.flat))
-            launch(sum_planes, device, programs, pool.table, some, part_sums, len(some), **constants)
-    launch(
-        finish_digests, device, cdiv(count, finishing["PAGES"]), sums, digests.view(torch.uint64), count, **finishing
-    )
+            summed = launcher_of(sum_planes, device, constants)
+            summed(summed.share(len(some) * len(pool.flat)), pool.table, some, part_sums, len(some))
+    _finish(sums, digests, count, finishing)
     return digests
+
+
+def _finish(sums: torch.Tensor, digests: torch.Tensor, count: int, constants: Mapping[str, Any]) -> None:
+    finished = launcher_of(finish_digests, digests.device, constants)
+    finished(cdiv(max(count, 1), constants["PAGES"]), sums, digests.view(torch.uint64), count)
 
 
 def prepare_pool_digests_triton(pools: Sequence[PoolPlanes]) -> None:
@@ -222,10 +225,10 @@ def prepare_pool_digests_triton(pools: Sequence[PoolPlanes]) -> None:
     summing, finishing = pool_constants(pools)
     pages = torch.zeros(1, dtype=torch.int64, device=device)
     sums = torch.zeros((1, finishing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
-    digests = torch.zeros((1, 2), dtype=torch.int64, device=device).view(torch.uint64)
+    digests = torch.zeros((1, 2), dtype=torch.int64, device=device)
     for pool, constants in zip(pools, summing, strict=True):
-        launch(sum_planes, device, 1, pool.table, pages, sums, 0, **constants)
-    launch(finish_digests, device, 1, sums, digests, 0, **finishing)
+        launcher_of(sum_planes, device, constants)(1, pool.table, pages, sums, 0)
+    _finish(sums, digests, 0, finishing)
 
 
 def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, offset: int) -> torch.Tensor:
@@ -239,10 +242,9 @@ def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, of
     step = max(1, COUNT_LIMIT // parts)
     for start in range(0, count, step):
         some, part_sums = slots[start : start + step], sums[start : start + step]
-        programs = programs_for(device, len(some) * parts)
-        launch(sum_parts, device, programs, begin, some, part_sums, len(some), **summing)
-    programs = cdiv(count, finishing["PAGES"])
-    launch(finish_digests, device, programs, sums, digests.view(torch.uint64), count, **finishing)
+        summed = launcher_of(sum_parts, device, summing)
+        summed(summed.share(len(some) * parts), begin, some, part_sums, len(some))
+    _finish(sums, digests, count, finishing)
     return digests
 
 
@@ -252,6 +254,6 @@ def prepare_digests_triton(slab: torch.Tensor, nbytes: int) -> None:
     summing, finishing = digest_constants(nbytes, slab.stride(0), slab.data_ptr())
     slots = torch.zeros(1, dtype=torch.int64, device=device)
     sums = torch.zeros((1, summing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
-    digests = torch.zeros((1, 2), dtype=torch.int64, device=device).view(torch.uint64)
-    launch(sum_parts, device, 1, slab, slots, sums, 0, **summing)
-    launch(finish_digests, device, 1, sums, digests, 0, **finishing)
+    digests = torch.zeros((1, 2), dtype=torch.int64, device=device)
+    launcher_of(sum_parts, device, summing)(1, slab, slots, sums, 0)
+    _finish(sums, digests, 0, finishing)

@@ -72,9 +72,10 @@ class PageCopy:
         offset: int | None = None,
         *,
         out: bool,
+        wide: bool = False,
     ) -> None:
-        """`layers` and `offset` as of `gather_pages`; `out`: of the pool, or into it. Keeps the slab alive. Raises
-        ValueError for a slab without room."""
+        """`layers` and `offset` as of `gather_pages`; `out`: of the pool, or into it; `wide`: by programs of many
+        threads, of which a few fill a link. Keeps the slab alive. Raises ValueError for a slab without room."""
         self.pool = pool
         self.slab = slab
         self.layers = pool.range_of(layers)
@@ -85,7 +86,7 @@ class PageCopy:
         if pool_planes.by_kernel(pool.device):
             from .page_gather_triton import TritonPageCopy
 
-            self._kernel = TritonPageCopy(pool, slab, self.layers, self.offset, out)
+            self._kernel = TritonPageCopy(pool, slab, self.layers, self.offset, out, wide)
 
     def prepare(self) -> None:
         """Compile and load what `run` launches, on the pool's current stream; nothing is copied."""

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import COUNT_LIMIT, Launcher, cdiv, programs_for
-from .pool_planes import PoolPlanes, alignment_of, pieces_of
+from .launch import COUNT_LIMIT, WARPS, cdiv, launcher_of
+from .pool_planes import WIDER, PoolPlanes, alignment_of, pieces_of
 
 #: Bytes of a tile: with 128 threads, four accesses of 16 bytes each under way before the first is waited for.
 TILE_BYTES = 8192
@@ -85,14 +85,15 @@ class CopyShape(NamedTuple):
 
 
 def copy_shape(
-    page_size: int, row_bytes: int, row_stride: int, slot_stride: int, alignment: int, out: bool
+    page_size: int, row_bytes: int, row_stride: int, slot_stride: int, alignment: int, out: bool, wider: int = 1
 ) -> CopyShape:
-    """The cut for such pages, whatever their number of planes. `alignment`: of every address, a power of two."""
+    """The cut for such pages, whatever their number of planes. `alignment`: of every address, a power of two; `wider`:
+    than usual so many times."""
     pieces, piece_bytes = pieces_of(page_size, row_bytes, row_stride)
     alignment = min(alignment, alignment_of(piece_bytes, row_stride, slot_stride))
     word = _WORDS[alignment]
-    words = piece_bytes // word.itemsize
-    tile_words = min(triton.next_power_of_2(words), TILE_BYTES // word.itemsize)
+    words, tile_bytes = piece_bytes // word.itemsize, TILE_BYTES * wider
+    tile_words = min(triton.next_power_of_2(words), tile_bytes // word.itemsize)
     constants = {
         "PIECES": pieces,
         "PIECE_BYTES": piece_bytes,
@@ -101,7 +102,7 @@ def copy_shape(
         "SLOT_STRIDE": slot_stride,
         "ALIGNMENT": alignment,
         "WORD": word,
-        "TILE_PIECES": TILE_BYTES // word.itemsize // tile_words,
+        "TILE_PIECES": tile_bytes // word.itemsize // tile_words,
         "TILE_WORDS": tile_words,
         "OUT": out,
     }
@@ -111,14 +112,16 @@ def copy_shape(
 class TritonPageCopy:
     """One kind of copy, by the kernel; see `page_gather.PageCopy`. Over a pool in host memory it is interpreted."""
 
-    def __init__(self, pool: PoolPlanes, slab: torch.Tensor, layers: range, offset: int, out: bool) -> None:
-        self._device = pool.device
+    def __init__(
+        self, pool: PoolPlanes, slab: torch.Tensor, layers: range, offset: int, out: bool, wide: bool = False
+    ) -> None:
+        self._device, wider = pool.device, WIDER if wide else 1
         self._begin = slab[:, offset:]
         self._table = pool.table[layers.start * pool.planes :]
         self._planes = len(layers) * pool.planes
         alignment = min(pool.alignment, alignment_of(self._begin.data_ptr()))
-        self._shape = copy_shape(pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
-        self._launch = Launcher(copy_pieces, self._device, self._shape.constants)
+        self._shape = copy_shape(pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out, wider)
+        self._launch = launcher_of(copy_pieces, self._device, self._shape.constants, WARPS * wider)
         self._page_pieces = self._planes * self._shape.constants["PIECES"]
         self._step = max(1, COUNT_LIMIT // (self._page_pieces * self._shape.parts) - self._shape.tile_pieces)
 
@@ -136,7 +139,7 @@ class TritonPageCopy:
                 some, places = pages[start : start + self._step], slots[start : start + self._step]
                 count = some.shape[0]
             tiles = cdiv(count * self._page_pieces, shape.tile_pieces) * shape.parts
-            programs = programs_for(self._device, tiles, most_programs)
+            programs = self._launch.share(tiles, most_programs)
             self._launch(programs, self._table, some, self._begin, places, count, self._planes)
 
 

@@ -14,6 +14,9 @@ import torch
 
 #: What a GPU reads or writes at once, bytes; addresses that are multiples of more gain nothing.
 VECTOR_BYTES = 16
+#: A wide program has so many times as many threads and bytes of a tile as another: a few of them have enough under way
+#: to fill a link, on as few multiprocessors.
+WIDER = 8
 
 
 def alignment_of(*positions: int) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
 import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from swift_tiers.kernels import float_bits_triton, page_codec_triton
-from swift_tiers.kernels.launch import INTERPRETED_PROGRAMS, interpreted, programs_for
+from swift_tiers.kernels import launch as launching
+from swift_tiers.kernels.launch import INTERPRETED_PROGRAMS, interpreted, programs_for, resident_programs
 from swift_tiers.kernels.page_codec import Codec
 from swift_tiers.kernels.page_codec_triton import code_pages_triton
 
@@ -51,6 +54,33 @@ def test_programs_share_tiles():
     cpu = torch.device("cpu")
     assert [programs_for(cpu, tiles) for tiles in (1, 2, 1000)] == [1, 2, INTERPRETED_PROGRAMS]
     assert [programs_for(cpu, 1000, most) for most in (1, 2, 1000, None)] == [1, 2, *[INTERPRETED_PROGRAMS] * 2]
+
+
+#: Of an H100: registers and threads of a multiprocessor.
+HOPPER = 65_536, 2048
+
+
+@pytest.mark.parametrize(
+    ("registers", "warps", "programs"),
+    [(30, 4, 16), (44, 4, 10), (64, 4, 8), (72, 4, 7), (73, 4, 6), (90, 4, 5), (38, 32, 1), (255, 32, 1)],
+)
+def test_a_multiprocessor_holds_as_many_programs_as_have_registers(registers, warps, programs):
+    assert resident_programs(registers, warps, *HOPPER) == programs
+
+
+def test_a_gpu_gets_no_more_programs_than_it_holds_at_once(monkeypatch):
+    """One more would begin when the others are done: of a kernel with 72 registers, 8 programs for each multiprocessor
+    read 0.46 of what an H200 reads, and 7 read 0.68."""
+    about = SimpleNamespace(
+        multi_processor_count=132, regs_per_multiprocessor=65_536, max_threads_per_multi_processor=2048
+    )
+    monkeypatch.setattr(launching, "_properties", lambda index: about)
+    gpu = torch.device("cuda", 0)
+    compiled = SimpleNamespace(n_regs=72, metadata=SimpleNamespace(num_warps=4))
+    assert programs_for(gpu, 10_000, None, compiled) == 7 * 132
+    assert programs_for(gpu, 10_000) == 8 * 132, "where it is not known what they take"
+    assert programs_for(gpu, 10_000, 30, compiled) == 30
+    assert programs_for(gpu, 9, None, compiled) == 9
 
 
 def _python(code: str, **environment: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swift_tiers.kernels import launch, page_gather_triton
 from swift_tiers.kernels.launch import Launcher
 from swift_tiers.kernels.page_gather import copy_pages_plain, gather_pages, scatter_pages
-from swift_tiers.kernels.page_gather_triton import copy_pages_triton, copy_shape
+from swift_tiers.kernels.page_gather_triton import TritonPageCopy, copy_pages_triton, copy_shape
 from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
 
 from support.device_pools import DEVICES, POISON, Geometry, bounded, make_pool, make_slab, page_of
@@ -140,6 +140,21 @@ def test_more_tiles_than_programs_and_pieces_wider_than_a_tile(device, block_maj
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_major", [False, True])
+def test_wide_programs_copy_as_much(device, block_major):
+    pool, memory = make_pool(Geometry(layers=3, head_dim=24, heads=6, pages=9, block_major=block_major), device)
+    slab, pages = make_slab(9, pool.page_bytes, device), torch.arange(9, device=pool.device)
+    TritonPageCopy(pool, slab, range(3), 0, out=True, wide=True).run(pages, pages.flip(0), 2)
+    for page in range(9):
+        assert slab[8 - page].cpu().numpy().tobytes() == page_of(pool, page)
+    original = memory.clone()
+    for plane in pool.flat:
+        plane[: 9 * 4].view(torch.uint8).fill_(POISON)
+    TritonPageCopy(pool, slab, range(3), 0, out=False, wide=True).run(pages, pages.flip(0), 1)
+    assert torch.equal(memory, original)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_few_programs_copy_as_much(device, monkeypatch):
     launched = []
 
@@ -148,7 +163,8 @@ def test_few_programs_copy_as_much(device, monkeypatch):
             launched.append(programs)
             super().__call__(programs, *arguments)
 
-    monkeypatch.setattr(page_gather_triton, "Launcher", Watched)
+    monkeypatch.setattr(launch, "Launcher", Watched)
+    monkeypatch.setattr(launch, "_launcher", launch._launcher.__wrapped__)  # those of other tests are not watched
     monkeypatch.setattr(page_gather_triton, "TILE_BYTES", 256)
     pool, memory = make_pool(Geometry(pages=9), device)
     slab = make_slab(9, pool.page_bytes, device)

@@ -38,8 +38,10 @@ class AbsentDriver:
 variants: dict[str, set[str]] = collections.defaultdict(set)
 
 
-def launch(kernel: JITFunction, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> None:
-    compiled = kernel.warmup(*arguments, grid=(programs,), **constants, num_warps=4, enable_fp_fusion=False)
+def launch(
+    kernel: JITFunction, device: torch.device, programs: int, *arguments: Any, warps: int = 4, **constants: Any
+) -> None:
+    compiled = kernel.warmup(*arguments, grid=(programs,), **constants, num_warps=warps, enable_fp_fusion=False)
     variants[kernel.__name__].add(compiled.hash)
 
 

@@ -20,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from swift_tiers.kernels.launch import WARPS
 from swift_tiers.kernels.page_codec import Codec, EncodedLayout
 from swift_tiers.kernels.page_codec_triton import code_shape, decode_tiles, encode_tiles
 from swift_tiers.kernels.page_digest_triton import (
@@ -32,6 +33,7 @@ from swift_tiers.kernels.page_digest_triton import (
 )
 from swift_tiers.kernels.page_gather_triton import copy_pieces, copy_shape
 from swift_tiers.kernels.piece_copy_triton import CONSTANTS, copy_chunks
+from swift_tiers.kernels.pool_planes import WIDER
 from swift_tiers.radix_tiering.base.page import round_up
 
 #: Layers, KV heads on one GPU, head_dim.
@@ -65,6 +67,7 @@ class Job(NamedTuple):
     kernel: Any
     constants: dict[str, Any]
     capability: int = 90
+    warps: int = WARPS
 
 
 class Compiled(NamedTuple):
@@ -104,6 +107,10 @@ def jobs() -> Iterator[Job]:
                 yield copy(f"{model} {layout}", layers, heads * dim * 2, 16, block_major, 16, out)
     yield copy("one layer", 1, 2048, 16, False, 16, True)
     yield copy("one layer", 1, 2048, 16, False, 16, False)
+    for out in (True, False):
+        shape = copy_shape(16, 2048, 2048, 72 * 16 * 2048, 16, out, WIDER)
+        way = "gather" if out else "scatter"
+        yield Job(f"{way} Qwen3-8B by wide programs", copy_pieces, shape.constants, warps=WIDER * WARPS)
     yield copy("pages of one token", 36, 2048, 1, False, 16, True)
     for alignment in (8, 4, 2, 1):
         yield copy(f"aligned to {alignment}", 36, 2048, 16, False, alignment, True)
@@ -154,7 +161,7 @@ def compiled(job: Job) -> Compiled:
     names = job.kernel.arg_names
     signature = {name: "constexpr" if name in job.constants else _TYPES[name] for name in names}
     source = ASTSource(job.kernel, signature, constexprs=job.constants)
-    options = {"num_warps": 4, "enable_fp_fusion": False}
+    options = {"num_warps": job.warps, "enable_fp_fusion": False}
     result = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
     ptx = result.asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
