@@ -1,7 +1,7 @@
 """How few programs fill the link with a kernel that reads host memory, from what is measured where it is to be used.
 
 Such a kernel waits for the link most of its time, on processors that a forward would use: so it gets no more of them
-than make it faster. It is what loads where the copy engine cannot (`sglang_ext.pools.accelerator_pool`).
+than make it faster.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SAMPLE_BYTES = 64 * 2**20
 _SAMPLES = 3
 #: Pages of the pool that samples are copied to.
 _POOL_PAGES = 64
-#: A kernel may take so much longer with fewer programs; those that are tried, by doubling.
+#: A kernel may take so much longer with fewer programs; those that are tried, by doubling. Wide ones are few.
 _SLOWER = 1.05
-_FEWEST_PROGRAMS, _MOST_PROGRAMS = 32, 512
+_FEWEST_PROGRAMS, _MOST_PROGRAMS = 1, 512
 
 
 def measure_load_programs(

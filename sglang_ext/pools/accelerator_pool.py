@@ -1,11 +1,9 @@
 """A device pool in an accelerator's memory: loads layer by layer, stores page by page, beside the forward.
 
-To the device, the copy engine brings layers of many pages into one half of a staging buffer there, while a kernel takes
-those in the other half to where SGLang reads them; from the device, a kernel gathers whole pages into one half while
-the copy engine empties the other. Where the engine takes no lists of copies, or pages are too short for it, or one
-layer is asked for, a kernel that reads host memory itself loads. Host memory that is not page-locked is passed through
-two buffers that are, by turns. What has landed on the device already (`radix_tiering.landing`) is copied there by a
-kernel.
+To the device, a kernel reads host memory across the link, a few neighbouring layers of all pages at a time. From the
+device, a kernel gathers whole pages into one half of a staging buffer there while the copy engine empties the other.
+Host memory that is not page-locked is passed through two buffers that are, by turns. What has landed on the device
+already (`radix_tiering.landing`) is copied there by a kernel.
 
 Pages that are kept in a codec are coded by the kernel that gathers them, and decoded by the one that loads them, all of
 them: what crosses the link is the coded page.
@@ -37,7 +35,7 @@ from swift_tiers.kernels.page_copy import runs
 from swift_tiers.kernels.page_digest import digests_pools, prepare_digests, prepare_pool_digests
 from swift_tiers.kernels.page_gather import JoinedCopies, ListedCopy, PageCopy, PageLists
 from swift_tiers.kernels.piece_copy import prepare_pieces
-from swift_tiers.kernels.pool_planes import PoolPlanes
+from swift_tiers.kernels.pool_planes import WIDER, PoolPlanes
 
 from .device_pool import Came, DevicePool, LayerDone
 from .sides import CopySide, StagingMemory
@@ -47,29 +45,21 @@ logger = logging.getLogger(__name__)
 #: Layers are loaded together, as many as have so many bytes: what it takes to ask for a copy is then less than what the
 #: copy takes on any link, and a forward waits a tenth of a millisecond longer for its first layer.
 TOGETHER_BYTES = 4 * 2**20
-#: A kernel that writes host memory gets no more programs: nobody waits for it, and a forward needs the processors.
+#: As many besides as a forward may wait for: each time that a copy is asked for keeps its thread from launching.
+MOST_LAYERS = 4
+#: A kernel that writes host memory gets no more programs, or as many threads in wide ones: nobody waits for it, and a
+#: forward needs the processors.
 STORE_PROGRAMS = 64
-#: What the copy engine brings of a page at a time, of neighbouring layers: shorter pieces leave the link waiting.
-STRIP_BYTES = 256 * 2**10
-#: Pages that are shorter go by kernels, and pieces of pages are no shorter: the copy engine takes longer over less than
-#: the link, and over 16 KiB ten times as long.
-LISTED_BYTES = 64 * 2**10
 
 
-def strip_layers(layers: int, layer_bytes: int) -> int:
-    """How many layers of a page the copy engine brings together, at most."""
-    return min(layers, max(1, -(-STRIP_BYTES // layer_bytes)))
+def layer_groups(layers: range, layer_bytes: int, pages: int) -> list[range]:
+    """Neighbouring `layers` that are loaded together, of so many pages.
 
-
-def layer_groups(layers: int, layer_bytes: int, pages: int) -> list[range]:
-    """Neighbouring layers that are loaded together, of pages that are more than a half of the staging memory holds.
-
-    Few at first, so that a forward may begin, and at last, so that it has little left to do: as many as make pieces
-    that the copy engine is not slow over, and no less together than is worth asking for. Sizes double from either
-    end."""
-    most = strip_layers(layers, layer_bytes)
-    least = min(most, max(-(-LISTED_BYTES // layer_bytes), -(-TOGETHER_BYTES // (pages * layer_bytes))))
-    first, last, rest, size = list[int](), list[int](), layers, least
+    Few at first, so that a forward may begin, and at last, so that it has little left to do, but no less together than
+    is worth asking for. Sizes double from either end."""
+    least = -(-TOGETHER_BYTES // (pages * layer_bytes))
+    most = max(least, MOST_LAYERS)
+    first, last, rest, size = list[int](), list[int](), len(layers), least
     while rest:
         for sizes in (last, first):
             some = min(size, rest)
@@ -79,8 +69,8 @@ def layer_groups(layers: int, layer_bytes: int, pages: int) -> list[range]:
                 sizes.append(some)
             rest -= some
         size = min(2 * size, most)
-    begins = np.cumsum([0, *first, *reversed(last)]).tolist()
-    return [range(begin, end) for begin, end in itertools.pairwise(begins)]
+    ends = layers.start + np.cumsum([0, *first, *reversed(last)])
+    return [range(begin, end) for begin, end in itertools.pairwise(ends.tolist())]
 
 
 class AcceleratorPool(DevicePool):
@@ -97,7 +87,7 @@ class AcceleratorPool(DevicePool):
         """`codec` and `front` as of any pool."""
         super().__init__(layers, page_size, codec, front)
         self._codec = Codec.named(codec) if codec else None
-        #: Of a kernel that reads host memory; None: as many as the device holds. `prepare` measures it.
+        #: Of a kernel that reads host memory, at most; None: as many as the device holds. `prepare` measures it.
         self.load_programs: int | None = None
         self.accelerator: Accelerator = accelerator
         self._pool = PoolPlanes(layers, page_size)
@@ -105,9 +95,6 @@ class AcceleratorPool(DevicePool):
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], ListedCopy] = {}
         self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
-        #: Whether loads go by the copy engine, lists of pages in one call, by way of staging memory.
-        self._listed = accelerator.copies_lists and self.geometry.page_bytes >= LISTED_BYTES
-        self._strip_layers = range(strip_layers(self.geometry.layers, self.geometry.layer_bytes))
 
     def _side(self) -> CopySide:
         if not hasattr(self._sides, "side"):
@@ -119,8 +106,7 @@ class AcceleratorPool(DevicePool):
         whole = torch.from_numpy(slab)
         locked = self.accelerator.page_locked(whole)
         reached = whole if locked else self._buffers.make_locked()
-        # Of who offloads, and of who loads.
-        staging = self._buffers.make_staging(1 + self._listed) if locked else None
+        staging = self._buffers.make_staging() if locked else None
         self._measure(reached)
         self._compile(reached, staging)
 
@@ -128,16 +114,9 @@ class AcceleratorPool(DevicePool):
         """Every kernel that serves, as it serves: compiled at its first use, one would keep a forward waiting for a
         second, and be loaded when the device's memory is full. `slab`: what is loaded from and stored to."""
         copies = [
-            self._copy_of(slab, self._all_layers, out=False),
-            self._copy_of(slab if staging is None else staging, self._all_layers, out=True),
+            self._copy_of(slab, self._all_layers, out=False, across=True),
+            self._copy_of(slab if staging is None else staging, self._all_layers, out=True, across=staging is None),
         ]
-        if staging is not None and self._listed:
-            copies.append(self._copy_of(staging, self._all_layers, out=False))
-            strips = self._strips(staging)
-            # Of the first layers, with what lies in front of them, and of others.
-            copies.append(self._copy_of(strips, self._strip_layers, 0, out=False))
-            if self.geometry.layers > 1:
-                copies.append(self._copy_of(strips, self._all_layers[1:2], 0, out=False))
         if self.landing is not None:
             copies.append(self._copy_of(self.landing, self._all_layers, out=False))
         if self.outgoing is not None:
@@ -161,14 +140,13 @@ class AcceleratorPool(DevicePool):
                 self._like,
                 self.page_size,
                 slab,
-                load=lambda pool, source: self._copy_between(pool, source, out=False),
+                load=lambda pool, source: self._copy_between(pool, source, out=False, across=True),
             )
         except Exception:
             # Copies are right all the same.
             logger.exception("swift-tiers: it cannot be measured how many programs fill the link: all are used")
             return
-        way = "by the copy engine" if self._listed else "by a kernel"
-        logger.info("swift-tiers: pages are loaded %s; a kernel has %s programs", way, self.load_programs or "all")
+        logger.info("swift-tiers: pages are loaded by a kernel of %s programs", self.load_programs or "all")
 
     def adopt_thread(self) -> None:
         self._side()
@@ -188,23 +166,23 @@ class AcceleratorPool(DevicePool):
             finally:  # where one is lost, the other may still copy
                 side.engine.mark().synchronize()
 
-    def _copy_of(self, slab: torch.Tensor, layers: range, offset: int | None = None, *, out: bool) -> ListedCopy:
+    def _copy_of(self, slab: torch.Tensor, layers: range, *, out: bool, across: bool = False) -> ListedCopy:
         """The copies of these layers between the pool and one of the few slabs that there are, made ready once; they
-        code pages, where these are kept in a codec. `offset`: of the first layer in a row; None: as in a page."""
-        key = (slab.data_ptr(), slab.shape, slab.stride(0), layers, offset, out)
+        code pages, where these are kept in a codec. `across`: the slab is host memory, beyond the link."""
+        key = (slab.data_ptr(), slab.shape, slab.stride(0), layers, out)
         found = self._copies.get(key)
         if found is None:
             # It keeps the slab, so no other one can have its address.
-            found = self._copies[key] = self._make_copy(slab, layers, offset, out=out)
+            found = self._copies[key] = self._make_copy(slab, layers, out=out, across=across)
         return found
 
-    def _make_copy(self, slab: torch.Tensor, layers: range, offset: int | None, *, out: bool) -> ListedCopy:
-        begin = self.geometry.span(layers).start if offset is None else offset
+    def _make_copy(self, slab: torch.Tensor, layers: range, *, out: bool, across: bool) -> ListedCopy:
+        begin = self.geometry.span(layers).start
         fronts = []
         for planes in self.front if layers.start == 0 else ():
-            fronts.append(PageCopy(planes, slab, None, begin, out=out))
+            fronts.append(PageCopy(planes, slab, None, begin, out=out, wide=across))
             begin += planes.page_bytes
-        copy = self._copy_between(self._pool, slab, layers, begin, out=out)
+        copy = self._copy_between(self._pool, slab, layers, begin, out=out, across=across)
         return JoinedCopies(*fronts, copy) if fronts else copy
 
     def _copy_between(
@@ -215,9 +193,10 @@ class AcceleratorPool(DevicePool):
         offset: int | None = None,
         *,
         out: bool,
+        across: bool,
     ) -> ListedCopy:
         if self._codec is None:
-            return PageCopy(pool, slab, layers, offset, out=out)
+            return PageCopy(pool, slab, layers, offset, out=out, wide=across)
         return PageCode(pool, slab, self._codec, layers, offset, out=out)
 
     @property
@@ -248,9 +227,6 @@ class AcceleratorPool(DevicePool):
                 landed = side.kernels.mark()
                 for layer in self._all_layers:
                     layer_done(layer, landed)
-            elif self._listed and self.accelerator.page_locked(whole := torch.from_numpy(slab)):
-                self._load_staged(side, whole, pages, slots, layer_done)
-                return
             for source, part, rows, is_last in self._page_locked(side, pages, slab, slots, self._all_layers):
                 self._load(side, source, part, rows, self._all_layers, layer_done if is_last else None)
 
@@ -287,58 +263,12 @@ class AcceleratorPool(DevicePool):
         layers, with marks."""
         queue = side.kernels
         lists = side.lists(self._pool, pages, source, rows)
-        step = max(1, -(-TOGETHER_BYTES // (len(pages) * self.geometry.layer_bytes)))
-        for first in range(layers.start, layers.stop, step):
-            some = range(first, min(first + step, layers.stop))
-            queue.copy(self._copy_of(source, some, out=False), lists, self.load_programs)
+        for some in layer_groups(layers, self.geometry.layer_bytes, len(pages)):
+            queue.copy(self._copy_of(source, some, out=False, across=True), lists, self.load_programs)
             if layer_done is not None:
                 mark = queue.mark()
                 for layer in some:
                     layer_done(layer, mark)
-
-    def _load_staged(
-        self, side: CopySide, source: torch.Tensor, pages: np.ndarray, rows: np.ndarray, layer_done: LayerDone
-    ) -> None:
-        """All layers of rows of page-locked `source`, by way of both halves of the staging memory: the copy engine
-        brings layers of many pages into one, while a kernel takes those in the other to the pool, at the speed of the
-        device's own memory. A forward has its processors to itself but for that moment."""
-        count, layer_bytes = len(pages), self.geometry.layer_bytes
-        halves, groups = side.staging, [self._all_layers]
-        if count > len(halves[0]):
-            halves = [self._strips(half) for half in halves]
-            groups = layer_groups(self.geometry.layers, layer_bytes, count)
-        step = len(halves[0])
-        places = np.arange(count, dtype=np.int64) % step
-        # Once a load: an upload between copies would wait for the link, and whoever asks for copies keeps the forward's
-        # thread from the interpreter.
-        lists = side.lists(self._pool, pages, halves[0], places)
-        parts = [slice(start, start + step) for start in range(0, count, step)]
-        some_pages = [PageLists(lists.pages[part], lists.slots[part]) for part in parts]
-        sources, targets = addresses(source, rows), [addresses(half, places[:step]) for half in halves]
-        emptied: list[QueueMark | None] = [None, None]
-        turns = itertools.cycle((0, 1))
-        for layers in groups:
-            part_of_page = self.geometry.span(layers)
-            width, strip = part_of_page.stop - part_of_page.start, sources + np.uint64(part_of_page.start)
-            copies = [self._copy_of(half, layers, 0, out=False) for half in halves]
-            for part, pages_of_it in zip(parts, some_pages, strict=True):
-                turn = next(turns)
-                if (before := emptied[turn]) is not None:
-                    side.engine.after(before)
-                theirs = strip[part]
-                side.engine.listed(theirs, targets[turn][: len(theirs)], width)
-                side.kernels.after(side.engine.mark())
-                side.kernels.copy(copies[turn], pages_of_it)
-                emptied[turn] = side.kernels.mark()
-            mark = side.kernels.mark()
-            for layer in layers:
-                layer_done(layer, mark)
-
-    def _strips(self, half: torch.Tensor) -> torch.Tensor:
-        """A half of the staging memory as rows of `_strip_layers` each, with what lies in front of the first one."""
-        width = self.geometry.span(self._strip_layers).stop
-        rows = half.numel() // width
-        return half.view(-1)[: rows * width].view(rows, width)
 
     def _page_locked(
         self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
@@ -381,10 +311,11 @@ class AcceleratorPool(DevicePool):
             self._gather(side.kernels, pages, self.outgoing.memory, rows)
 
     def _gather(
-        self, queue: CopyQueue, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, most: int | None = None
+        self, queue: CopyQueue, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, *, across: bool = False
     ) -> None:
-        copy = self._copy_of(slab, self._all_layers, out=True)
-        queue.copy(copy, queue.lists(self._pool, pages, slab, slots), most)
+        most = STORE_PROGRAMS if self._codec is not None else STORE_PROGRAMS // WIDER
+        copy = self._copy_of(slab, self._all_layers, out=True, across=across)
+        queue.copy(copy, queue.lists(self._pool, pages, slab, slots), most if across else None)
 
     def _store_staged(
         self, side: CopySide, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, came: Came
@@ -442,8 +373,7 @@ class AcceleratorPool(DevicePool):
                 take()
             half, targets = side.locked[number % 2], slots[start : start + side.rows]
             rows = np.arange(len(targets), dtype=np.int64)
-            most = min(self.load_programs or STORE_PROGRAMS, STORE_PROGRAMS)
-            self._gather(side.kernels, pages[start : start + side.rows], half, rows, most)
+            self._gather(side.kernels, pages[start : start + side.rows], half, rows, across=True)
             under_way.append((side.kernels.mark(), half, start, targets))
         while under_way:
             take()

@@ -37,20 +37,17 @@ class StagingMemory:
     def staging(self) -> Halves:
         """On the device, smaller where it has not got the memory; the caller's own. Raises torch.OutOfMemoryError where
         it has none for two pages."""
-        return self._staging.pop() if self._staging else self._halves(1)[0]
+        return self._staging.pop() if self._staging else self._halves()
 
-    def _halves(self, threads: int) -> list[Halves]:
-        """On the device, for so many threads, all of one size."""
+    def _halves(self) -> Halves:
         rows = self.rows
         while True:
             try:
-                made = [self._accelerator.device_memory(2 * rows, self._page_bytes) for _ in range(threads)]
+                return list(self._accelerator.device_memory(2 * rows, self._page_bytes).split(rows))
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise
                 rows //= 2
-            else:
-                return [list(memory.split(rows)) for memory in made]
 
     def locked(self) -> Halves:
         """In page-locked host memory; the caller's own."""
@@ -58,19 +55,19 @@ class StagingMemory:
             return self._locked.pop()
         return [self._accelerator.host_memory(self.rows, self._page_bytes) for _ in range(2)]
 
-    def make_staging(self, threads: int) -> torch.Tensor:
-        """Have halves for the first threads that ask; one of them. Raises ConfigError where there is no room."""
+    def make_staging(self) -> torch.Tensor:
+        """Have halves for the first thread that asks; one of them. Raises ConfigError where there is no room."""
         try:
-            made = self._halves(threads)
+            made = self._halves()
         except torch.OutOfMemoryError:
             raise ConfigError(
                 "--mem-fraction-static: leaves the device no room for two pages of "
                 f"{format_size(self._page_bytes)}, in which copies to and from host memory are staged; lower it"
             ) from None
-        self._staging.extend(made)
-        size = sum(half.nbytes for halves in made for half in halves)
+        self._staging.append(made)
+        size = sum(half.nbytes for half in made)
         logger.info("swift-tiers: %s of the device's memory for copies", format_size(size))
-        return made[0][0]
+        return made[0]
 
     def make_locked(self) -> torch.Tensor:
         """Have halves for the first thread that asks; one of them."""

@@ -20,7 +20,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.sglang_ext.build import assembly, identity
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
-from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups, strip_layers
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, layer_groups
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
 from support.device_pools import page_of
@@ -29,7 +29,7 @@ from support.examples import examples
 
 POISON = 0x5A
 #: What copies are cut by where they serve; tests cut them smaller.
-SERVED = {name: getattr(accelerator_pool, name) for name in ("TOGETHER_BYTES", "STRIP_BYTES", "LISTED_BYTES")}
+SERVED = {name: getattr(accelerator_pool, name) for name in ("TOGETHER_BYTES", "MOST_LAYERS")}
 #: Layers, planes of each, heads, dimensions of one, tokens of a page: K and V, or the latent rows of MLA, among them
 #: those of DeepSeek and Kimi, 1152 bytes.
 SHAPES = st.one_of(
@@ -112,8 +112,6 @@ def small_staging(monkeypatch):
     """So that several pieces are needed, and buffers are used again."""
     monkeypatch.setattr(sides, "STAGING_BYTES", 4096)
     monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 512)
-    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 256)
-    monkeypatch.setattr(accelerator_pool, "LISTED_BYTES", 1)
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
@@ -302,70 +300,55 @@ def test_little_memory_makes_smaller_steps_and_none_is_said_at_the_start():
         pool.prepare(slab)
 
 
-def test_who_loads_and_who_stores_share_what_there_is():
-    pool, slab = short_pool(accelerator := ShortAccelerator(4 * 512, lists=True))
-    pool.prepare(slab)
-    assert accelerator.left == 0
-    pool.copy_out(np.arange(16), slab, np.arange(16))
-    assert slab[:, : pool.geometry.page_bytes].any(1).all()
-    pool, slab = short_pool(ShortAccelerator(3 * 512, lists=True))
-    with pytest.raises(ConfigError, match=r"mem-fraction-static.*lower it"):
-        pool.prepare(slab)
-
-
-@given(layers=st.integers(1, 99), layer_bytes=st.integers(16, 2**20), pages=st.integers(1, 10_000))
-def test_layers_come_in_groups_that_begin_and_end_small(layers, layer_bytes, pages):
+@given(
+    first=st.integers(0, 9), count=st.integers(1, 99), layer_bytes=st.integers(16, 2**20), pages=st.integers(1, 10**4)
+)
+def test_layers_come_in_groups_that_begin_and_end_small(first, count, layer_bytes, pages):
     with pytest.MonkeyPatch.context() as as_served:
         for name, value in SERVED.items():
             as_served.setattr(accelerator_pool, name, value)
-        groups, most = layer_groups(layers, layer_bytes, pages), strip_layers(layers, layer_bytes)
-    assert [layer for group in groups for layer in group] == list(range(layers))
+        groups = layer_groups(range(first, first + count), layer_bytes, pages)
+    assert [layer for group in groups for layer in group] == list(range(first, first + count))
     sizes = [len(group) for group in groups]
-    assert max(sizes) <= most
-    # No piece is half as short as the copy engine needs, where a page has so much.
-    assert 2 * min(sizes) * layer_bytes >= min(SERVED["LISTED_BYTES"], layers * layer_bytes)
-    assert len(sizes) <= layers // most + 2 * most.bit_length() + 2
+    together = SERVED["TOGETHER_BYTES"]
+    assert max(sizes) <= max(SERVED["MOST_LAYERS"], 1 + together // (pages * layer_bytes))
+    # None is half as small as what is worth asking for, unless all of them are.
+    assert 2 * min(sizes) * pages * layer_bytes >= min(together, count * pages * layer_bytes)
+    if pages * layer_bytes >= together:
+        assert sizes[0] == sizes[-1] == 1
 
 
 @pytest.mark.parametrize(
-    ("layers", "layer_bytes", "sizes"),
+    ("layers", "layer_bytes", "pages", "sizes"),
     [
-        (36, 65536, [1, 2, 4, 4, 4, 2, 4, 4, 4, 4, 2, 1]),  # Qwen3-8B, pages of 16 tokens: 64 KiB at first, then 256
-        (36, 4096, [20, 16]),  # of one token: 64 KiB are sixteen layers
-        (61, 73728, [1, 2, *[4] * 6, 3, *[4] * 7, 2, 1]),  # DeepSeek-V3, pages of 64
-        (61, 1152, [61]),  # of one
+        (36, 65536, 512, [1, 2, *[4] * 3, 2, *[4] * 4, 2, 1]),  # Qwen3-8B, 8,192 tokens
+        (36, 65536, 10, [7, 7, 4, 4, 7, 7]),  # 160 tokens: 4 MiB and more each time
+        (36, 65536, 1, [36]),
+        (61, 1152, 4000, [1, 2, *[4] * 6, 3, *[4] * 7, 2, 1]),  # DeepSeek-V3, pages of one token
     ],
 )
-def test_no_piece_is_so_short_that_the_copy_engine_leaves_the_link_waiting(layers, layer_bytes, sizes, monkeypatch):
-    """Of models as they are deployed, thousands of their pages."""
+def test_of_many_pages_few_layers_come_together(layers, layer_bytes, pages, sizes, monkeypatch):
     for name, value in SERVED.items():
         monkeypatch.setattr(accelerator_pool, name, value)
-    assert [len(group) for group in layer_groups(layers, layer_bytes, 4000)] == sizes
+    assert [len(group) for group in layer_groups(range(layers), layer_bytes, pages)] == sizes
 
 
-def test_few_pages_come_whole_and_many_by_strips_of_layers(monkeypatch):
-    """So that the copy engine is asked once for few, and has pieces worth its while of many."""
-    monkeypatch.setattr(sides, "STAGING_BYTES", 2 * 4 * 576)  # four pages in each half
-    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 192)  # three layers of them
-    accelerator = DeferredAccelerator(0, locked=True, lists=True)
+def test_a_load_is_asked_for_once_for_few_pages_and_in_groups_for_many():
+    accelerator = DeferredAccelerator(0, locked=True)
     buffers = [[torch.randn(64, 1, 8) for _ in "kv"] for _ in range(9)]
     pool = AcceleratorPool(buffers, 1, accelerator)
     slab = np.random.default_rng(0).integers(0, 256, (64, pool.geometry.stride_bytes), dtype=np.uint8)
     marks = []
-    pool.copy_in(np.array([7, 3, 5, 60]), slab, np.array([0, 9, 1, 2]), lambda layer, mark: marks.append(mark))
-    assert (accelerator.engine_calls, accelerator.kernel_calls, accelerator.uploads) == (1, 1, 1)
-    assert len(set(map(id, marks))) == 1
+    pool.copy_in(np.array([7]), slab, np.array([0]), lambda layer, mark: marks.append(mark))
+    assert (accelerator.engine_calls, accelerator.kernel_calls, accelerator.uploads) == (0, 2, 1)
+    assert len(set(map(id, marks))) == 2
     marks.clear()
     pool.copy_in(2 * np.arange(24), slab, np.arange(24), lambda layer, mark: marks.append(mark))
-    # Layers 0, 1-2, 3-5, 6-7 and 8: of twelve pages at a time, which is what a half holds of three layers.
-    assert accelerator.engine_calls == accelerator.kernel_calls == 1 + 5 * 2
+    # Layers 0, 1-2, 3-5, 6-7 and 8.
+    assert (accelerator.engine_calls, accelerator.kernel_calls, accelerator.uploads) == (0, 2 + 5, 2)
     assert len(set(map(id, marks))) == 5
-    assert accelerator.uploads == 2
-    for page in (7, 3, 5, 60):
+    for page, slot in [(7, 0), *((2 * slot, slot) for slot in range(24))]:
         there = b"".join(plane[page].numpy().tobytes() for both in buffers for plane in both)
-        assert there == slab[{7: 0, 3: 9, 5: 1, 60: 2}[page], : pool.geometry.page_bytes].tobytes()
-    for slot in range(24):
-        there = b"".join(plane[2 * slot].numpy().tobytes() for both in buffers for plane in both)
         assert there == slab[slot, : pool.geometry.page_bytes].tobytes()
 
 
@@ -429,9 +412,9 @@ def test_layers_of_few_pages_are_loaded_together():
     marks = {}
     # 3 pages of a layer have 192 bytes; of three layers they have 512 and more.
     pool.copy_in(np.array([5, 9, 2]), slab, np.array([3, 8, 1]), lambda layer, mark: marks.update({layer: mark}))
-    assert accelerator.kernel_calls == 3
+    assert accelerator.kernel_calls == 2
     assert list(marks) == list(range(7))
-    assert len({id(mark) for mark in marks.values()}) == 3
+    assert len({id(mark) for mark in marks.values()}) == 2
 
 
 class PricedAccelerator(DeferredAccelerator):
@@ -469,7 +452,7 @@ SAMPLE = 2**16
 
 
 @pytest.mark.parametrize("planes", [1, 2])
-@pytest.mark.parametrize(("needed", "programs"), [(1, 32), (32, 32), (34, 64), (64, 64), (500, 512), (2000, None)])
+@pytest.mark.parametrize(("needed", "programs"), [(1, 1), (3, 4), (34, 64), (64, 64), (500, 512), (2000, None)])
 def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs, planes):
     """By the device's clock, over more than the host's price of a launch can be seen in."""
     accelerator = PricedAccelerator(needed)
@@ -482,8 +465,9 @@ def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs, plane
     assert set(accelerator.launches) == {SAMPLE}
 
 
-@pytest.mark.parametrize(("load_programs", "store_programs"), [(None, 64), (32, 32), (64, 64), (512, 64)])
-def test_a_store_by_kernel_leaves_processors_to_the_forward(load_programs, store_programs, monkeypatch):
+@pytest.mark.parametrize(("codec", "store_programs"), [("", 8), ("int8", 64)])
+def test_a_store_by_kernel_leaves_processors_to_the_forward(codec, store_programs, monkeypatch):
+    """Wide programs, or so many that are not, as have as many threads."""
     limits = []
     copy = LateQueue.copy
 
@@ -492,9 +476,8 @@ def test_a_store_by_kernel_leaves_processors_to_the_forward(load_programs, store
         copy(queue, which, lists, most_programs)
 
     monkeypatch.setattr(LateQueue, "copy", watched)
-    buffers = [[torch.zeros(16, 1, 8) for _ in "kv"]]
-    pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=False))
-    pool.load_programs = load_programs
+    buffers = [[torch.zeros(16, 1, 8, dtype=torch.bfloat16) for _ in "kv"]]
+    pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=False), codec)
     slab = np.zeros((16, pool.geometry.stride_bytes), dtype=np.uint8)
     pool.copy_out(np.array([1, 2, 3]), slab, np.array([0, 2, 4]))
     assert limits == [store_programs]
@@ -551,7 +534,7 @@ def test_what_was_measured_is_used_and_said(locked, monkeypatch, caplog):
     staged = ["swift-tiers: 3.75KiB of the device's memory for copies"] if locked else []
     assert caplog.messages == [
         *staged,
-        "swift-tiers: pages are loaded by a kernel; a kernel has 64 programs",
+        "swift-tiers: pages are loaded by a kernel of 64 programs",
     ]
 
 

@@ -54,8 +54,6 @@ def small_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that several pieces are needed, and buffers are used again."""
     monkeypatch.setattr(sides, "STAGING_BYTES", 8192)
     monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 512)
-    monkeypatch.setattr(accelerator_pool, "STRIP_BYTES", 256)
-    monkeypatch.setattr(accelerator_pool, "LISTED_BYTES", 1)
 
 
 def buffers(layers: int, planes: int, rows: int, heads: int, head_dim: int, *, block_major: bool, seed: int) -> Layers:

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from swift_tiers.kernels import page_codec_triton, page_gather_triton
+from swift_tiers.kernels import launch as launching
 from swift_tiers.kernels.launch import Launcher, launch
 from swift_tiers.ops.lab.bench.idle_gpu import IdleAccelerator, idle_gpu
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.sglang_ext.pools import accelerator_pool, sides
+from swift_tiers.sglang_ext.pools import sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 
 LAYERS, PAGE = 3, 16
@@ -88,7 +88,7 @@ class Compared(Launcher):
         known = self._compiled is not None
         super().__call__(programs, *arguments)
         if known:
-            launch(self._kernel, self._device, programs, *arguments, **self._constants)
+            launch(self._kernel, self._device, programs, *arguments, warps=self._warps, **self._constants)
             ours, tritons = self.told[-2:]
             same = len(ours) == len(tritons) and all(
                 one is other or one == other for one, other in zip(ours, tritons, strict=False)
@@ -99,15 +99,14 @@ class Compared(Launcher):
 
 
 def main() -> None:
-    # Short pages go by lists too, and hardly any is staged whole.
-    accelerator_pool.LISTED_BYTES, accelerator_pool.STRIP_BYTES, sides.STAGING_BYTES = 1, 5_000, 2**17
+    sides.STAGING_BYTES = 2**17
     launched: set[str] = set()
 
     def tell(name: str, compiled: str, *others: Any) -> None:
         launched.add(f"{name} {compiled}")
         Compared.told.append((name, compiled, *others))
 
-    page_gather_triton.Launcher = page_codec_triton.Launcher = Compared
+    launching.Launcher = Compared
     with idle_gpu(tell) as accelerator:
         for codec in ("", "int8"):
             print(json.dumps({f"page-locked {codec}": serve(accelerator, launched, codec)}))
