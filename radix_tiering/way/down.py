@@ -82,6 +82,11 @@ class Intake:
         self._movers = movers
         self._checksum_unit = checksum_unit
 
+    @property
+    def tells_tiers(self) -> bool:
+        """Whether pages go to tiers beneath host memory, which are told their checksums."""
+        return bool(self._movers)
+
     def tick(self) -> int:
         """A new logical time, for all steps of one long chain."""
         with self._table.lock:
@@ -150,8 +155,9 @@ class Intake:
         """The checksums of the slots of `put`, once they are filled."""
         return self._host.checksums(put.slots, self._checksum_unit)
 
-    def commit(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
-        """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""
+    def commit(self, put: Put, digests: Sequence[bytes | None] | None = None) -> None:
+        """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given; None: the
+        device says what the page is."""
         if digests is None:
             digests = self.digests(put)
         with self._table.lock:

@@ -69,12 +69,15 @@ class Verifier:
             # Came up from ssd, where its units were verified; this is the first look at it in memory.
             page.learn_digest(digest)
         elif digest != page.digest:
-            self._table.of[HOST].counters.checksum_failures += 1
-            self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
-            if not page.dropped:
-                self._table.drop(page)
+            self._drop(page)
             return ReadOutcome.CHECKSUM.value
         return ""
+
+    def _drop(self, page: Page) -> None:
+        self._table.of[HOST].counters.checksum_failures += 1
+        self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+        if not page.dropped:
+            self._table.drop(page)
 
     def verified(
         self, restore: Restore, first: int, places: Sequence[int], *, by_device: bool = False
@@ -97,9 +100,9 @@ class Verifier:
                 changed = units[known][differ].tolist()
                 if changed:
                     damage.add(NOT_AS_IT_WAS)
-                    with self._table.lock:  # whether it was host memory, or the way to the device
+                    with self._table.lock:
                         if restore.state is not RestoreState.RELEASED:
-                            count += self.look_at(restore, changed, looks.put)
+                            count += self._look_again(restore, changed, looks.put)
             for _ in range(count):
                 looked = looks.get()
                 with self._table.lock:
@@ -113,6 +116,16 @@ class Verifier:
                         self._host.digests.learn(slots[~known], digests[units[~known] - first])
 
         return wait
+
+    def _look_again(self, restore: Restore, units: Sequence[int], told: Callable[[Looked], None]) -> int:
+        """At pages that are not what they were when the device had them: host memory was damaged, or the way to the
+        device. A checksum tells which; a page that has none goes. How many answers there will be. Lock held."""
+        pages = [restore.claimed[unit] for unit in units]
+        blind = {unit for unit, page in zip(units, pages, strict=True) if page.digest is None}
+        for unit, page in zip(units, pages, strict=True):
+            if unit in blind:
+                self._drop(page)
+        return self.look_at(restore, [unit for unit in units if unit not in blind], told)
 
     def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> np.ndarray:
         """The pages, and where they are, whose bytes nobody has looked at since they came to host memory, and which are

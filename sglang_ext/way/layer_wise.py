@@ -76,6 +76,8 @@ class LayerWise:
         """Why `req` is not computed layer by layer; empty if it may be."""
         if self.refused:
             return self.refused
+        if self._linker.offloader.device_alone:
+            return "the device verifies its pages, and needs them whole"
         if req.return_logprob or req.return_hidden_states:
             return "it wants to see more of its forward than tokens"
         return ""

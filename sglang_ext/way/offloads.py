@@ -250,7 +250,7 @@ class Offloader:
             rows: list[int] = []
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
-                digests = []
+                digests = list[bytes | None]()
                 if put.slots:
                     rows = self._copy_aside(source, after)
                     digests, after = self._fill(put, source, after), []
@@ -320,10 +320,10 @@ class Offloader:
             return []
         return rows
 
-    def _commit(self, put: Put, digests: list[bytes], rows: list[int]) -> None:
+    def _commit(self, put: Put, digests: list[bytes | None], rows: list[int]) -> None:
         """Pages are there, the first ones also in `rows`, where they are found before anybody wants to store them."""
         if self._pool.outgoing is not None and rows:
-            self._pool.outgoing.enter(rows, digests[: len(rows)])
+            self._pool.outgoing.enter(rows, [digest for digest in digests[: len(rows)] if digest is not None])
         self._stack.intake.commit(put, digests)
 
     def _abort(self, put: Put, rows: list[int]) -> None:
@@ -334,10 +334,20 @@ class Offloader:
         if self._pool.outgoing is not None:
             self._pool.outgoing.give_back(rows)
 
-    def _fill(self, put: Put, pages: np.ndarray, after: list[Any]) -> list[bytes]:
+    @property
+    def device_alone(self) -> bool:
+        """Whether the device alone says what pages in host memory are, as it says of them when it has them again: no
+        tier beneath is told their checksums, and none are computed."""
+        return self._by_device and not self._stack.intake.tells_tiers and self._pool.outgoing is None
+
+    @property
+    def _by_device(self) -> bool:
+        return self._pool.has_digests and self._stack.restorer.verifier.beside
+
+    def _fill(self, put: Put, pages: np.ndarray, after: list[Any]) -> list[bytes | None]:
         """Copy pool pages to the slots of `put`, once events `after` have come; the checksums of the slots. They are
         computed of pages that are there while the device brings others."""
-        runner, digests = self._runner, [b""] * len(put.slots)
+        runner, digests, alone = self._runner, list[bytes | None]([None] * len(put.slots)), self.device_alone
         began = until = runner.monotonic()
 
         def came(some: np.ndarray) -> None:
@@ -349,11 +359,15 @@ class Offloader:
 
         slots = np.asarray(put.slots, dtype=np.int64)
         # The device waits for the forward that still writes the pages, not this thread.
-        self._pool.copy_out(pages, self._stack.host.slab, slots, after, came)
-        rest = [index for index, digest in enumerate(digests) if not digest]
-        if rest:
-            came(np.asarray(rest, dtype=np.int64))
-        if self._pool.has_digests and self._stack.restorer.verifier.beside:
+        if alone:
+            self._pool.copy_out(pages, self._stack.host.slab, slots, after)
+            until = runner.monotonic()
+        else:
+            self._pool.copy_out(pages, self._stack.host.slab, slots, after, came)
+            rest = [index for index, digest in enumerate(digests) if digest is None]
+            if rest:
+                came(np.asarray(rest, dtype=np.int64))
+        if self._by_device:
             # Pages that come back are compared with these, and their checksums need not be computed once more.
             self._stack.host.digests.learn(slots, self._pool.digests(pages))
         nbytes = len(slots) * self._pool.geometry.page_bytes

@@ -336,12 +336,18 @@ def servers_that_cannot(s):
 
 def requests_that_cannot(s):
     from types import SimpleNamespace
+    from unittest import mock
+
+    from swift_tiers.sglang_ext.way.offloads import Offloader
 
     layer_wise = s.cache.linker.layer_wise
-    return [
-        layer_wise.why_not(SimpleNamespace(return_logprob=logprobs, return_hidden_states=states))
-        for logprobs, states in ((False, False), (True, False), (False, True))
-    ]
+
+    def reason(logprobs=False, states=False):
+        return layer_wise.why_not(SimpleNamespace(return_logprob=logprobs, return_hidden_states=states))
+
+    found = [reason(), reason(logprobs=True), reason(states=True)]
+    with mock.patch.object(Offloader, "device_alone", True):  # as on a GPU without tiers beneath host memory
+        return [*found, reason()]
 
 
 def no_room(s):
@@ -565,7 +571,11 @@ def test_a_server_that_cannot_says_why(scheduler) -> None:
 
 
 def test_a_request_that_cannot_says_why(scheduler) -> None:
-    assert scheduler(requests_that_cannot) == ["", *["it wants to see more of its forward than tokens"] * 2]
+    assert scheduler(requests_that_cannot) == [
+        "",
+        *["it wants to see more of its forward than tokens"] * 2,
+        "the device verifies its pages, and needs them whole",
+    ]
 
 
 def test_it_goes_on_where_the_device_has_no_room_at_first(scheduler) -> None:

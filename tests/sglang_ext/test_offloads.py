@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -269,7 +270,9 @@ class StallingPool:
         self.stall("before a page is taken in")
         return rows.numpy()
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: list[Any], came: Any) -> None:
+    def copy_out(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: list[Any], came: Any = None
+    ) -> None:
         self.after.append(after)
         for page, slot in zip(pages, slots, strict=True):
             slab[slot, : GEOMETRY.page_bytes] = content(self.keys[page])
@@ -413,6 +416,29 @@ def test_what_the_device_says_of_pages_is_kept_where_they_are_verified_by_it(bes
         said = device_digests([content(key) for key in keys])
         assert stack.host.digests.differ(slots, said).tolist() == [False, False]
         assert stack.host.digests.differ(slots, said[::-1]).tolist() == [True, True]
+    stack.restorer.release(restore)
+
+
+@pytest.mark.parametrize(("digests", "verify", "tiers", "outgoing"), itertools.product((True, False), repeat=4))
+def test_checksums_are_computed_where_somebody_is_told_them(
+    digests: bool, verify: bool, tiers: bool, outgoing: bool
+) -> None:
+    keys = chain("a", "b")
+    stack = make_stack(ssd=memory_ssd() if tiers else None, host={"verify": "beside" if verify else True})
+    pool = StallingPool(keys)
+    pool.stalls, pool.has_digests = "", digests
+    pool.outgoing = Aside(2, stack, keys) if outgoing else None
+    pool.digests = lambda pages: device_digests([content(keys[page]) for page in pages])  # type: ignore[attr-defined]
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    alone = digests and verify and not tiers and not outgoing
+    assert offloader.device_alone is alone
+    try:
+        offloader.submit(offered(stack, pool, keys))
+        wait_until(lambda: offloader.answered == 1, "the job is never answered")
+    finally:
+        offloader.close()
+    restore = settle(stack, stack.restore(keys))
+    assert [page.digest is None for page in restore.claimed] == [alone] * 2
     stack.restorer.release(restore)
 
 
