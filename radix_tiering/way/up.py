@@ -1,9 +1,10 @@
 """A page's way up, as one procedure: from what a request asks for to pages in its device's slots.
 
 1. `begin`: a request has arrived, and the device lacks a chain of its pages. Nothing waits for that.
-2. `_start`: the chain is claimed page by page as far as it is held, and pinned; a tier of hints is asked for the rest
-   (`_ask`), and what it finds is entered and claimed (`_found`); a decision is made by what loading and computing cost
-   (`Pacing`); each source is given what to read (`PageReads`, `Reads`); and what was in host memory is verified.
+2. `_start`, on a thread of its own, or at once where that takes a moment (`_start_here`): the chain is claimed page by
+   page as far as it is held, and pinned; a tier of hints is asked for the rest (`_ask`), and what it finds is entered
+   and claimed (`_found`); a decision is made by what loading and computing cost (`Pacing`); each source is given what
+   to read (`PageReads`, `Reads`); and what was in host memory is verified.
 3. `_read`: pages have come up, verified, or will not come. The next are read.
 4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
    meanwhile: then `step` says how far, and `take` hears what it has taken.
@@ -18,7 +19,7 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -45,6 +46,8 @@ from .verifying import Looked, Verifier
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
+#: A restore is started by who asks for it, if it is of no more pages: half a millisecond.
+AT_ONCE = 512
 #: Restores under way with which no other begins before somebody waits for it: each is looked at for every pick.
 MOST_EARLY = 64
 #: Restores that were put off, and still cannot begin, that are passed by those behind them.
@@ -143,8 +146,21 @@ class Restorer:
             wanted=wanted,
         )
         restore.beside = beside
-        self._jobs.put(lambda: self._start(restore))
+        if not self._start_here(restore):
+            self._jobs.put(lambda: self._start(restore))
         return restore
+
+    def _start_here(self, restore: Restore) -> bool:
+        """Start it on the caller's thread, if that takes a moment: what is held of its few pages is in host memory. A
+        scheduler finds it ready then in this round, not in the next, which may be a forward later. Whether it was."""
+        if self._finder is not None or len(restore.keys) + len(restore.prefix_keys) > AT_ONCE:
+            return False
+        with self._table.lock:
+            pages = self._table.settled_chain(self._table.serving, restore.keys)
+            if not pages or self._table.resident_run(pages) < len(pages):
+                return False
+        self._do(lambda: self._start(restore))
+        return True
 
     def nothing(
         self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "", wanted: int | None = None
@@ -160,7 +176,7 @@ class Restorer:
         self._jobs.put(lambda: self._miss(restore))
         return restore
 
-    # ---- 2. its chain is claimed, as far as it is held; on the worker ----
+    # ---- 2. its chain is claimed, as far as it is held; on the worker, or at once ----
 
     def _start(self, restore: Restore) -> None:
         with self._table.lock:
@@ -763,7 +779,10 @@ class Restorer:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
-                self._events.emit("restore.error", error=repr(error))
+            self._do(job)
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - whoever does it must outlive any one request
+            self._events.emit("restore.error", error=repr(error))

@@ -1,0 +1,86 @@
+"""Who starts a restore: whoever asks for it, where that takes a moment, else a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.tier_copies import HOST
+from swift_tiers.radix_tiering.way import up
+
+from support.engine import chain, make_stack, memory_ssd, put, settle
+
+
+def waiting(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What its own thread is given to do from now on, and does not."""
+    jobs: list[Callable[[], None]] = []
+    monkeypatch.setattr(stack.restorer, "_jobs", SimpleNamespace(put=jobs.append))
+    return jobs
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_what_is_in_host_memory_is_ready_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, behind: int) -> None:
+    """A scheduler looks next in the same round; its thread would not have had the interpreter by then."""
+    stack = make_stack(host={"verify": "beside"})
+    keys = chain(*"abcdefg")
+    put(stack, keys[:4])
+    jobs = waiting(stack, monkeypatch)
+    restore = stack.restore(keys[: 4 + behind])
+    assert (restore.under_way, restore.pages, jobs) == (False, 4, [])
+    assert stack.table.pinned_pages == 4
+    monkeypatch.undo()
+    stack.restorer.release(restore)
+
+
+def test_pages_that_are_to_be_verified_first_are_looked_at_by_others() -> None:
+    stack = make_stack()
+    keys = chain(*"abcd")
+    put(stack, keys)
+    restore = settle(stack, stack.restore(keys))
+    assert restore.pages == 4
+    stack.restorer.release(restore)
+
+
+@pytest.mark.parametrize("why", ["many", "many before", "one is beneath"])
+def test_the_rest_is_started_by_its_own_thread(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    stack = make_stack(ssd=memory_ssd(), host={"verify": "beside"})
+    keys = chain(*"abcdef")
+    put(stack, keys)
+    prefix = [b"p" * 32] if why == "many before" else []
+    if why == "one is beneath":
+        assert stack.wait_written(10)
+        with stack.table.lock:
+            last = stack.table.settled(stack.digest, keys[-1])
+            assert last is not None
+            stack.table.lose(last, HOST)
+    else:
+        monkeypatch.setattr(up, "AT_ONCE", 6 - (why == "many"))
+    jobs = waiting(stack, monkeypatch)
+    restore = stack.restore(keys, prefix)
+    assert (restore.under_way, len(jobs)) == (True, 1)
+    monkeypatch.undo()
+    jobs[0]()
+    settle(stack, restore)
+    assert restore.pages == 6
+    stack.restorer.release(restore)
+
+
+def test_an_error_is_told_and_costs_whoever_asks_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = make_stack(host={"verify": "beside"})
+    keys = chain(*"abcd")
+    put(stack, keys)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(stack.restorer, "_claim", fails)
+    restore = stack.restore(keys)
+    monkeypatch.undo()
+    assert [event.kind for event in stack.events.since() if event.kind == "restore.error"] == ["restore.error"]
+    settle(stack, restore)
+    assert restore.pages == 0
+    stack.restorer.release(restore)
+    assert stack.table.of[HOST].counters.checksum_failures == 0
