@@ -1,9 +1,12 @@
-"""(d) How much of a load is hidden behind the forward that follows it layer by layer."""
+"""(d) How much of a load is hidden behind the forward that follows it layer by layer, and what loads and stores cost
+other work on the same GPU."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +23,11 @@ from .stopwatch import Stopwatch
 CHUNK = 512
 #: Of a layer's load, at least.
 HIDDEN_SHARE = 0.95
+#: Rows of products that are launched for as long as they are computed, and of those that are computed for longer, and
+#: how many there are of each.
+FEW_ROWS, MANY_ROWS = (256, 400), (4096, 60)
+#: Of what they take alone, at most. SGLang's own kernel, which loads for HiCache, costs as much on an H100.
+FEW_AT_MOST, MANY_AT_MOST = 1.3, 1.1
 #: A load as long as this much of the chunk's computation can be hidden whole, with something to spare.
 _LOAD_SHARE = 0.8
 
@@ -99,3 +107,60 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
         note=f"{computing * 1e3:.2f} ms computing, {loading * 1e3:.2f} ms loading, {both * 1e3:.2f} ms both"
         + ("" if allowed else ": more than can be hidden"),
     )
+
+
+def beside(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_pages: int) -> Iterator[ProofFigure]:
+    """What matrix products take, by the host's clock, while another thread loads scattered pages, or stores them, again
+    and again: of few rows, where whoever launches them must not be kept from it, and of many. Raises ImportError where
+    what a server needs is not installed."""
+    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+
+    device = accelerator.device
+    pool = AcceleratorPool(layer_first(layout, most_pages, device), PAGE_SIZE, accelerator)
+    slab = accelerator.host_memory(most_pages, pool.geometry.stride_bytes).numpy()
+    pool.prepare(slab)
+    random = np.random.default_rng(4)
+    places, rows = (random.permutation(most_pages).astype(np.int64) for _ in "to")
+    moves: dict[str, Callable[[], None]] = {
+        "loads": lambda: pool.copy_in(places, slab, rows, lambda layer, mark: None),
+        "stores": lambda: pool.copy_out(places, slab, rows),
+    }
+    weight = torch.randn((layout.hidden, layout.inner), dtype=DTYPE, device=device) / 64
+    for (count, times), most in ((FEW_ROWS, FEW_AT_MOST), (MANY_ROWS, MANY_AT_MOST)):
+        tokens = torch.randn((count, layout.hidden), dtype=DTYPE, device=device)
+
+        def compute(tokens: torch.Tensor = tokens, times: int = times) -> None:
+            for _ in range(times):
+                tokens @ weight
+            accelerator.mark_here().synchronize()
+
+        alone = watch.host_seconds(compute)
+        for name, move in moves.items():
+            with again_and_again(move):
+                taken = watch.host_seconds(compute)
+            yield ProofFigure(
+                "streaming",
+                f"{layout.name}: products of {count} rows beside {name}",
+                taken / alone,
+                "",
+                at_most=most,
+                note=f"{times} take {alone * 1e3:.1f} ms alone",
+            )
+
+
+@contextmanager
+def again_and_again(work: Callable[[], None]) -> Iterator[None]:
+    """Another thread does it all the time; what it raises is raised when it has ended."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.is_set():
+            work()
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(repeat)
+        try:
+            yield
+        finally:
+            over.set()
+        done.result()

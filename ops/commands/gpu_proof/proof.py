@@ -221,6 +221,7 @@ class Proof:
     def _streaming(self, layout: Layout) -> Iterator[ProofFigure]:
         _, pages = self._room(layout)
         yield from hidden.hidden(layout, self._accelerator, self._watch, pages)
+        yield from hidden.beside(layout, self._accelerator, self._watch, pages)
 
     def _lending_of(self, lends: Part, layout: Layout) -> Iterator[ProofCheck | ProofFigure]:
         yield from lends(layout, self._room(layout)[0])

@@ -68,6 +68,17 @@ def test_the_tiers_configuration_is_a_valid_one(tmp_path: Path) -> None:
     assert parse_config(config).host.size == config["host"]["size"]
 
 
+@pytest.mark.parametrize(("other", "seconds", "holds"), [(OFF, 0.3, True), (OFF, 0.2, False), (HICACHE, 0.048, True)])
+def test_hits_have_bounds(other: str, seconds: float, holds: bool) -> None:
+    found = {
+        other: ServerAnswer([1.0], 0, [(1,)], {160: [0.01], 8192: [seconds]}),
+        TIERS: ServerAnswer([1.0], 0, [(1,)], {160: [0.02], 8192: [0.05]}),
+    }
+    figures = {figure.name: figure for figure in summary(found)}
+    assert figures[f"first token, swift-tiers over {other}, 8192 tokens found"].holds is holds
+    assert figures[f"first token, swift-tiers over {other}, 160 tokens found"].holds is None
+
+
 def test_ratios_and_what_they_are_of() -> None:
     found = {
         OFF: ServerAnswer([1.0] * 99 + [3.0], 10, [(1,), (2,)], {160: [0.2, 0.1, 0.4]}),
