@@ -234,7 +234,7 @@ class TierStack:
         beside: int = 0,
         wanted: int | None = None,
     ) -> Restore:
-        """Start to bring up the chain `keys`; see `Restore` and `Restorer.begin`. Returns at once.
+        """Start to bring up the chain `keys`; see `Restore` and `Restorer.begin`. Nothing is waited for.
 
         `prefix_keys` are the pages before it, which the device has: they count as used. If nothing of `keys` is held,
         and no tier is to be asked for it, the answer is ready at once.

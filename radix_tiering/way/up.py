@@ -1,6 +1,7 @@
 """A page's way up, as one procedure: from what a request asks for to pages in its device's slots.
 
-1. `begin`: a request has arrived, and the device lacks a chain of its pages. Nothing waits for that.
+1. `begin`: a request has arrived, and the device lacks a chain of its pages. Nothing waits for that, but where it
+   takes a moment (`_start_here`).
 2. `_start`, on a thread of its own, or at once where that takes a moment (`_start_here`): the chain is claimed page by
    page as far as it is held, and pinned; a tier of hints is asked for the rest (`_ask`), and what it finds is entered
    and claimed (`_found`); a decision is made by what loading and computing cost (`Pacing`); each source is given what
@@ -46,7 +47,8 @@ from .verifying import Looked, Verifier
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
-#: A restore is started by who asks for it, if it is of no more pages: half a millisecond.
+#: Who asks for restores starts them, as long as they are of no more pages together before the worker has its turn:
+#: half a millisecond.
 AT_ONCE = 512
 #: Restores under way with which no other begins before somebody waits for it: each is looked at for every pick.
 MOST_EARLY = 64
@@ -89,6 +91,7 @@ class Restorer:
         self._deadline_seconds = deadline_seconds
         self._reads = reads
         self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
+        self._here = 0  # pages of restores that were started where they were asked for, since the worker's last turn
         self._deferred: dict[Restore, None] = {}  # that nobody asks for yet, in order
         #: What brings single pages up.
         self.page_reads: Reads[Waiter] = Reads(
@@ -129,7 +132,8 @@ class Restorer:
         beside: int = 0,
         wanted: int | None = None,
     ) -> Restore:
-        """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too.
+        """Start to bring up `keys`, a chain of pages; returns in half a millisecond, whatever that takes. Counts a use
+        of `prefix_keys` too.
 
         `can_compute`: the device could compute a part of them meanwhile; `no_layers`: why not all of them, layer by
         layer; empty if it could. `beside`: so many of them, the last ones, stand for no tokens of their own; `wanted`:
@@ -151,16 +155,29 @@ class Restorer:
         return restore
 
     def _start_here(self, restore: Restore) -> bool:
-        """Start it on the caller's thread, if that takes a moment: what is held of its few pages is in host memory. A
-        scheduler finds it ready then in this round, not in the next, which may be a forward later. Whether it was."""
-        if self._finder is not None or len(restore.keys) + len(restore.prefix_keys) > AT_ONCE:
+        """Start it on the caller's thread, if that takes a moment: what is held of its few pages is in host memory, and
+        need not be verified first. A scheduler finds it ready then in this round, not in the next, which may be a
+        forward later. Whether it was."""
+        pages = len(restore.keys) + len(restore.prefix_keys)
+        if self._finder is not None or self._verify_first or self._here + pages > AT_ONCE:
             return False
-        with self._table.lock:
-            pages = self._table.settled_chain(self._table.serving, restore.keys)
-            if not pages or self._table.resident_run(pages) < len(pages):
+        for start in range(0, len(restore.keys), PAGES_PER_HOLD):
+            some = restore.keys[start : start + PAGES_PER_HOLD]
+            with self._table.lock:
+                held = self._table.settled_chain(self._table.serving, some)
+                there = self._table.resident_run(held) == len(held) and self._may_start_early(len(restore.keys))
+            if not there or (not held and not start):
                 return False
-        self._do(lambda: self._start(restore))
+            if len(held) < len(some):
+                break
+        if not self._here:
+            self._jobs.put(self._has_its_turn)
+        self._here += pages
+        self._do(lambda: self._start(restore, here=True))
         return True
+
+    def _has_its_turn(self) -> None:
+        self._here = 0
 
     def nothing(
         self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "", wanted: int | None = None
@@ -178,7 +195,8 @@ class Restorer:
 
     # ---- 2. its chain is claimed, as far as it is held; on the worker, or at once ----
 
-    def _start(self, restore: Restore) -> None:
+    def _start(self, restore: Restore, *, here: bool = False) -> None:
+        """`here`: on the thread of who asks; tiers that its use makes want its pages are left to the worker."""
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
                 self._deferred.pop(restore, None)
@@ -190,10 +208,13 @@ class Restorer:
             restore.state = RestoreState.RUNNING
             self._counts["restores_started"] += 1
             now = self._table.tick()
-        self._use(restore.prefix_keys, now, restore.reach, restore)
+        self._use(restore.prefix_keys, now, restore.reach, restore, offers=not here)
         asked = False
         try:
-            self._claim(restore, now)
+            self._claim(restore, now, offers=not here)
+            if here and self._movers:
+                used = [*restore.prefix_keys, *restore.keys[: len(restore.claimed)]]
+                self._jobs.put(lambda: self._offer_again(used))
             asked = self._ask(restore, now)
         finally:
             if not asked:
@@ -224,7 +245,7 @@ class Restorer:
         kept = self._table.operator_pins.kept_pages
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
-    def _claim(self, restore: Restore, now: int) -> None:
+    def _claim(self, restore: Restore, now: int, *, offers: bool = True) -> None:
         """Pin the chain as far as it is held."""
         with self._table.lock:
             nearest = self._reads.nearest()
@@ -245,16 +266,17 @@ class Restorer:
                 for page in others:
                     if not self._claim_page(restore, page, nearest):
                         break
-                self._hold(restore, start, now)
+                self._hold(restore, start, now, offers=offers)
                 if len(restore.claimed) < start + len(batch):
                     return
 
-    def _hold(self, restore: Restore, start: int, now: int) -> None:
+    def _hold(self, restore: Restore, start: int, now: int, *, offers: bool = True) -> None:
         """Pages of it, from this one on, have just been claimed."""
         claimed = restore.claimed[start:]
         self._table.pin_all(claimed)
         self._table.use_all(claimed, now, restore.reach)
-        self._offer(claimed)
+        if offers:
+            self._offer(claimed)
 
     def asks(self, depth: int, pages: int) -> bool:
         """Whether a tier would be asked now for so many pages behind the first `depth` ones, that nobody holds. Any
@@ -363,14 +385,17 @@ class Restorer:
                 self._settle(restore, unit, HOST, DROPPED if page.dropped else self.verifier.damage(page, digest))
             self._finish_if_settled(restore)
 
-    def _use(self, keys: Sequence[bytes], now: int, reach: int, restore: Restore | None = None) -> None:
+    def _use(
+        self, keys: Sequence[bytes], now: int, reach: int, restore: Restore | None = None, *, offers: bool = True
+    ) -> None:
         """Count a use of pages that the device has. What `restore` claims lies behind them: those that other restores
         have only heard of do not leave with these."""
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
                 pages = self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD])
                 self._table.use_all(pages, now, reach)
-                self._offer(pages)
+                if offers:
+                    self._offer(pages)
                 if restore is not None and restore.state is RestoreState.RUNNING:
                     hinted = self._table.hinted(pages)
                     self._table.pin_all(hinted)
@@ -389,6 +414,12 @@ class Restorer:
         there = [page for page in pages if page.resident]
         for mover in self._movers:
             mover.offer(there)
+
+    def _offer_again(self, keys: Sequence[bytes]) -> None:
+        """What is still held of this chain."""
+        for start in range(0, len(keys), PAGES_PER_HOLD):
+            with self._table.lock:
+                self._offer(self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD]))
 
     def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
         """Of so many pages those of `sources` were found, each in its tier: every other tier that comes before that

@@ -180,7 +180,8 @@ class AcceleratorPool(DevicePool):
         begin = self.geometry.span(layers).start
         fronts = []
         for planes in self.front if layers.start == 0 else ():
-            fronts.append(PageCopy(planes, slab, None, begin, out=out, wide=across))
+            # Beside a codec's programs, which are not wide: both are as many.
+            fronts.append(PageCopy(planes, slab, None, begin, out=out, wide=across and self._codec is None))
             begin += planes.page_bytes
         copy = self._copy_between(self._pool, slab, layers, begin, out=out, across=across)
         return JoinedCopies(*fronts, copy) if fronts else copy

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch, "_LONG", 0.0)
     monkeypatch.setattr(load_programs, "SAMPLE_BYTES", 2**20)
     monkeypatch.setattr(hidden, "CHUNK", 4)
-    monkeypatch.setattr(hidden, "FEW_ROWS", (2, 3))
-    monkeypatch.setattr(hidden, "MANY_ROWS", (4, 2))
+    monkeypatch.setattr(hidden, "SMALL", (2, 4, 3))
+    monkeypatch.setattr(hidden, "LARGE", (4, 2))
     monkeypatch.setattr(direct, "_PAGES", 40)
     if not torch.cuda.is_available():
         fake_sgl_kernel.install(monkeypatch)
@@ -99,7 +100,7 @@ def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path
         assert {f"Small-1M: {what}: SGLang's, {blocks}" for blocks in ("2 blocks", "all blocks")} <= names
     assert "Small-1M: SSD to landing memory" in names
     for what in ("beside loads", "beside stores"):
-        assert {f"Small-1M: products of {rows} rows {what}" for rows in (2, 4)} <= names
+        assert {f"Small-1M: launching 3 small products {what}", f"Small-1M: 2 products of 4 rows {what}"} <= names
     said = capsys.readouterr().out.splitlines()
     assert all(any(line(found) == one for one in said) for found in [*findings.checks, *findings.figures])
     findings.save(tmp_path / "new")
@@ -328,14 +329,15 @@ def test_on_a_gpu(tmp_path: Path) -> None:
 
 def test_what_goes_on_beside_ends_with_it_and_tells_what_went_wrong() -> None:
     done: list[int] = []
-    with hidden.again_and_again(lambda: done.append(1)):
-        while not done:
-            time.sleep(0)
-    so_often = len(done)
-    assert so_often == len(done) > 0, "it goes on"
 
     def fails() -> None:
         raise OSError("injected")
 
-    with pytest.raises(OSError, match="injected"), hidden.again_and_again(fails):
-        pass
+    with ThreadPoolExecutor(1) as thread:
+        with hidden.again_and_again(thread, lambda: done.append(1)):
+            while not done:
+                time.sleep(0)
+        so_often = len(done)
+        assert so_often == len(done) > 0, "it goes on"
+        with pytest.raises(OSError, match="injected"), hidden.again_and_again(thread, fails):
+            pass

@@ -29,24 +29,53 @@ def test_what_is_in_host_memory_is_ready_when_it_is_asked_for(monkeypatch: pytes
     put(stack, keys[:4])
     jobs = waiting(stack, monkeypatch)
     restore = stack.restore(keys[: 4 + behind])
-    assert (restore.under_way, restore.pages, jobs) == (False, 4, [])
+    assert (restore.under_way, restore.pages, jobs) == (False, 4, [stack.restorer._has_its_turn])
     assert stack.table.pinned_pages == 4
     monkeypatch.undo()
     stack.restorer.release(restore)
 
 
-def test_pages_that_are_to_be_verified_first_are_looked_at_by_others() -> None:
-    stack = make_stack()
+def test_many_at_once_are_started_by_its_own_thread_until_that_has_had_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = make_stack(64, host={"verify": "beside"})
     keys = chain(*"abcd")
     put(stack, keys)
-    restore = settle(stack, stack.restore(keys))
-    assert restore.pages == 4
+    monkeypatch.setattr(up, "AT_ONCE", 10)
+    jobs = waiting(stack, monkeypatch)
+    restores = [stack.restore(keys) for _ in range(4)]
+    assert [restore.under_way for restore in restores] == [False, False, True, True]
+    for job in jobs:
+        job()
+    jobs.clear()
+    restores.append(stack.restore(keys))
+    assert [restore.under_way for restore in restores] == [False] * 5
+    monkeypatch.undo()
+    for restore in restores:
+        stack.restorer.release(restore)
+
+
+def test_what_tiers_want_of_it_is_left_to_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write pages, a tier may have to evict others: milliseconds."""
+    stack = make_stack(ssd=memory_ssd(), host={"verify": "beside"})
+    keys = chain(*"abcdef")
+    put(stack, keys)
+    assert stack.wait_written(10)
+    offered: list[list[bytes]] = []
+    monkeypatch.setattr(stack.movers["ssd"], "offer", lambda pages: offered.append([page.key for page in pages]))
+    jobs = waiting(stack, monkeypatch)
+    restore = stack.restore(keys[2:], keys[:2])
+    assert (restore.under_way, offered) == (False, [])
+    for job in jobs:
+        job()
+    assert offered == [keys]
+    monkeypatch.undo()
     stack.restorer.release(restore)
 
 
-@pytest.mark.parametrize("why", ["many", "many before", "one is beneath"])
+@pytest.mark.parametrize("why", ["many", "many before", "one is beneath", "verified first"])
 def test_the_rest_is_started_by_its_own_thread(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    stack = make_stack(ssd=memory_ssd(), host={"verify": "beside"})
+    stack = make_stack(ssd=memory_ssd(), host={"verify": "beside" if why != "verified first" else True})
     keys = chain(*"abcdef")
     put(stack, keys)
     prefix = [b"p" * 32] if why == "many before" else []
@@ -56,7 +85,7 @@ def test_the_rest_is_started_by_its_own_thread(monkeypatch: pytest.MonkeyPatch, 
             last = stack.table.settled(stack.digest, keys[-1])
             assert last is not None
             stack.table.lose(last, HOST)
-    else:
+    elif why.startswith("many"):
         monkeypatch.setattr(up, "AT_ONCE", 6 - (why == "many"))
     jobs = waiting(stack, monkeypatch)
     restore = stack.restore(keys, prefix)
