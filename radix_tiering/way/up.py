@@ -158,8 +158,10 @@ class Restorer:
         """Start it on the caller's thread, if that takes a moment: what is held of its few pages is in host memory, and
         need not be verified first. A scheduler finds it ready then in this round, not in the next, which may be a
         forward later. Whether it was."""
+        if self._finder is not None or self.page_reads.lands or self._verify_first:
+            return False  # more may be decided than what is claimed
         pages = len(restore.keys) + len(restore.prefix_keys)
-        if self._finder is not None or self._verify_first or self._here + pages > AT_ONCE:
+        if self._here + pages > AT_ONCE:
             return False
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
             some = restore.keys[start : start + PAGES_PER_HOLD]

@@ -130,8 +130,8 @@ def recalled_under(stack, peer, key, keys):
     """A restore of `keys` whose lease is recalled between its claim and its first read; nothing is copied yet."""
     claim = stack.restorer._claim
 
-    def then_recalled(restore, now):
-        claim(restore, now)
+    def then_recalled(restore, now, **more):
+        claim(restore, now, **more)
         peer.hold(True)
         stack.parts["peer"].leaving(key, 0.0)
 
