@@ -71,7 +71,8 @@ def programs_for(device: torch.device, tiles: int, most: int | None = None, comp
         tiles = min(tiles, most)
     if device.type == "cpu":
         return min(tiles, INTERPRETED_PROGRAMS)
-    about, each = _properties(torch.cuda.current_device() if device.index is None else device.index), 0
+    about = _properties(torch.cuda.current_device() if device.index is None else device.index)
+    each = PROGRAMS_PER_PROCESSOR
     if compiled is not None:
         each = resident_programs(
             compiled.n_regs,
@@ -79,7 +80,7 @@ def programs_for(device: torch.device, tiles: int, most: int | None = None, comp
             about.regs_per_multiprocessor,
             about.max_threads_per_multi_processor,
         )
-    return min(tiles, (each or PROGRAMS_PER_PROCESSOR) * about.multi_processor_count)
+    return min(tiles, each * about.multi_processor_count)
 
 
 def launch(

@@ -205,10 +205,9 @@ def pool_digests_triton(pools: Sequence[PoolPlanes], pages: torch.Tensor) -> tor
     sums = torch.empty((count, finishing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
     digests = torch.empty((count, 2), dtype=torch.int64, device=device)
     for pool, constants in zip(pools, summing, strict=True):
-        step = max(1, COUNT_LIMIT // len(pool.flat))
+        step, summed = max(1, COUNT_LIMIT // len(pool.flat)), launcher_of(sum_planes, device, constants)
         for start in range(0, count, step):
             some, part_sums = pages[start : start + step], sums[start : start + step]
-            summed = launcher_of(sum_planes, device, constants)
             summed(summed.share(len(some) * len(pool.flat)), pool.table, some, part_sums, len(some))
     _finish(sums, digests, count, finishing)
     return digests
@@ -239,10 +238,9 @@ def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, of
     # uint64 in the kernels: shifts bring in zeros.
     sums = torch.empty((count, parts, 2), dtype=torch.int64, device=device).view(torch.uint64)
     digests = torch.empty((count, 2), dtype=torch.int64, device=device)
-    step = max(1, COUNT_LIMIT // parts)
+    step, summed = max(1, COUNT_LIMIT // parts), launcher_of(sum_parts, device, summing)
     for start in range(0, count, step):
         some, part_sums = slots[start : start + step], sums[start : start + step]
-        summed = launcher_of(sum_parts, device, summing)
         summed(summed.share(len(some) * parts), begin, some, part_sums, len(some))
     _finish(sums, digests, count, finishing)
     return digests

@@ -122,11 +122,9 @@ class Verifier:
     def _look_again(self, restore: Restore, units: Sequence[int], told: Callable[[Looked], None]) -> int:
         """At pages that are not what they were when the device had them: host memory was damaged, or the way to the
         device. A checksum tells which; a page that has none goes. How many answers there will be. Lock held."""
-        pages = [restore.claimed[unit] for unit in units]
-        blind = {unit for unit, page in zip(units, pages, strict=True) if page.digest is None}
-        for unit, page in zip(units, pages, strict=True):
-            if unit in blind:
-                self._drop(page)
+        blind = {unit: page for unit in units if (page := restore.claimed[unit]).digest is None}
+        for page in blind.values():
+            self._drop(page)
         return self.look_at(restore, [unit for unit in units if unit not in blind], told)
 
     def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> np.ndarray:

@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.way.request_restore import Restore
 from swift_tiers.sglang_ext import hook_functions
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
@@ -396,20 +397,31 @@ def test_those_that_are_given_up_wait_no_longer() -> None:
     check(stack)
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_what_the_device_says_of_pages_is_kept_where_they_are_verified_by_it(beside: bool) -> None:
-    keys = chain("a", "b")
-    stack = make_stack(host={"verify": "beside" if beside else True})
+def with_digests(keys: list[bytes]) -> StallingPool:
+    """A pool that stalls nowhere, and says of its pages what they are."""
     pool = StallingPool(keys)
     pool.stalls, pool.has_digests = "", True
     pool.digests = lambda pages: device_digests([content(keys[page]) for page in pages])  # type: ignore[attr-defined]
-    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    return pool
+
+
+def stored(offloader: Offloader, stack: TierStack, pool: StallingPool, keys: list[bytes]) -> Restore:
+    """A restore of these pages, which the offloader has stored before its end."""
     try:
         offloader.submit(offered(stack, pool, keys))
         wait_until(lambda: offloader.answered == 1, "the job is never answered")
     finally:
         offloader.close()
-    restore = settle(stack, stack.restore(keys))
+    return settle(stack, stack.restore(keys))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_the_device_says_of_pages_is_kept_where_they_are_verified_by_it(beside: bool) -> None:
+    keys = chain("a", "b")
+    stack = make_stack(host={"verify": "beside" if beside else True})
+    pool = with_digests(keys)
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    restore = stored(offloader, stack, pool, keys)
     slots = restore.slots.tolist()
     assert stack.host.digests.known(slots).tolist() == [beside] * 2
     if beside:
@@ -425,19 +437,13 @@ def test_checksums_are_computed_where_somebody_is_told_them(
 ) -> None:
     keys = chain("a", "b")
     stack = make_stack(ssd=memory_ssd() if tiers else None, host={"verify": "beside" if verify else True})
-    pool = StallingPool(keys)
-    pool.stalls, pool.has_digests = "", digests
+    pool = with_digests(keys)
+    pool.has_digests = digests
     pool.outgoing = Aside(2, stack, keys) if outgoing else None
-    pool.digests = lambda pages: device_digests([content(keys[page]) for page in pages])  # type: ignore[attr-defined]
     offloader = Offloader(pool, stack)  # type: ignore[arg-type]
     alone = digests and verify and not tiers and not outgoing
     assert offloader.device_alone is alone
-    try:
-        offloader.submit(offered(stack, pool, keys))
-        wait_until(lambda: offloader.answered == 1, "the job is never answered")
-    finally:
-        offloader.close()
-    restore = settle(stack, stack.restore(keys))
+    restore = stored(offloader, stack, pool, keys)
     assert [page.digest is None for page in restore.claimed] == [alone] * 2
     stack.restorer.release(restore)
 

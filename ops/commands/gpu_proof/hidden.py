@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from swift_tiers.kernels.copy_queue import Accelerator
 from .figures import ProofFigure
 from .layouts import DTYPE, PAGE_SIZE, Layout, layer_first
 from .stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 
 #: Tokens of the prefill chunk.
 CHUNK = 512
@@ -53,18 +56,27 @@ class LayerProducts:
             (self.inner if weight.shape[0] == self.inner.shape[1] else self.wide) @ weight
 
 
+def scattered_pages(
+    layout: Layout, accelerator: Accelerator, pages: int, seed: int
+) -> tuple[AcceleratorPool, np.ndarray, np.ndarray, np.ndarray]:
+    """A pool that is ready to serve, as many pages in page-locked memory, and an order of the one's and of the other's.
+    Raises ImportError where what a server needs is not installed."""
+    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+
+    pool = AcceleratorPool(layer_first(layout, pages, accelerator.device), PAGE_SIZE, accelerator)
+    slab = accelerator.host_memory(pages, pool.geometry.stride_bytes).numpy()
+    pool.prepare(slab)
+    random = np.random.default_rng(seed)
+    places, rows = (random.permutation(pages).astype(np.int64) for _ in "to")
+    return pool, slab, places, rows
+
+
 def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_pages: int) -> Iterator[ProofFigure]:
     """Scattered pages, as many as arithmetic allows to hide, loaded from page-locked memory as a server loads them, on
     a thread of its own, while another launches each layer's products once that layer has its mark. Raises ImportError
     where what a server needs is not installed."""
-    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
-
     forward = LayerProducts(layout, accelerator.device)
-    pool = AcceleratorPool(layer_first(layout, most_pages, accelerator.device), PAGE_SIZE, accelerator)
-    slab = accelerator.host_memory(most_pages, pool.geometry.stride_bytes).numpy()
-    pool.prepare(slab)
-    random = np.random.default_rng(3)
-    places, rows = (random.permutation(most_pages).astype(np.int64) for _ in "to")
+    pool, slab, places, rows = scattered_pages(layout, accelerator, most_pages, seed=3)
 
     def load(pages: int, layer_done: Callable[[int, Any], None] = lambda layer, mark: None) -> None:
         pool.copy_in(places[:pages], slab, rows[:pages], layer_done, [accelerator.mark_here()])
@@ -115,14 +127,8 @@ def beside(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
     """What other work takes while another thread loads scattered pages, or stores them, again and again: launching
     small matrix products, as a forward of few tokens is as long as its launching takes, and computing large ones. By
     the host's clock. Raises ImportError where what a server needs is not installed."""
-    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
-
     device = accelerator.device
-    pool = AcceleratorPool(layer_first(layout, most_pages, device), PAGE_SIZE, accelerator)
-    slab = accelerator.host_memory(most_pages, pool.geometry.stride_bytes).numpy()
-    pool.prepare(slab)
-    random = np.random.default_rng(4)
-    places, rows = (random.permutation(most_pages).astype(np.int64) for _ in "to")
+    pool, slab, places, rows = scattered_pages(layout, accelerator, most_pages, seed=4)
     moves: dict[str, Callable[[], None]] = {
         "loads": lambda: pool.copy_in(places, slab, rows, lambda layer, mark: None),
         "stores": lambda: pool.copy_out(places, slab, rows),
