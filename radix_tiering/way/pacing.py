@@ -71,7 +71,9 @@ class Pacing:
                 restore.story.decided(instead, flight.front)
             return instead is not None
         if restore.decision is None:
-            self._land_what_is_here(restore)
+            for tier, run in self.to_land(restore):  # taken from host memory after all where anything goes wrong
+                restore.come_from(tier, run, Unit.ABSENT)
+                restore.also_here.update(run)
         owed = self._reads.owed_seconds(restore)
         decision = self._decide(restore, owed)
         if restore.also_here and not decision.drains:
@@ -150,17 +152,17 @@ class Pacing:
         decision = self._planner.by_layers(decision, prefix + flight.front, here, behind, restore.no_layers, owed)
         return decision._replace(drains=decision.drains and not decision.layer_wise)
 
-    def _land_what_is_here(self, restore: Restore) -> None:
-        """Have pages that host memory has come from lent memory, where they land sooner than they would be copied from
-        there. They are taken from host memory after all where anything goes wrong."""
-        if not self._lands_what_is_here:
-            return
+    def to_land(self, restore: Restore) -> list[tuple[int, range]]:
+        """Runs of its pages that are to come from lent memory, each with its tier, though host memory has them: where
+        they land sooner than they would be copied from there."""
+        if not self._lands_what_is_here or not restore.can_compute:
+            return []
+        found, start = list[tuple[int, range]](), len(restore.prefix_keys)
         for tier, runs in self._draining.also_here(restore).items():
-            pages, start = sum(map(len, runs)), len(restore.prefix_keys)
+            pages = sum(map(len, runs))
             if self._planner.lands_sooner(pages, restore.tiers[tier], start, restore.behind):
-                for run in runs:
-                    restore.come_from(tier, run, Unit.ABSENT)
-                    restore.also_here.update(run)
+                found += [(tier, run) for run in runs]
+        return found
 
     def compute_or_wait(self, restore: Restore, now: float) -> Readiness:
         """What it may do. It is told to wait for one deadline at a time at most, whatever was decided, and for nothing

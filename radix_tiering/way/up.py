@@ -158,10 +158,8 @@ class Restorer:
         """Start it on the caller's thread, if that takes a moment: what is held of its few pages is in host memory, and
         need not be verified first. A scheduler finds it ready then in this round, not in the next, which may be a
         forward later. Whether it was."""
-        if self._finder is not None or self.page_reads.lands or self._verify_first:
-            return False  # more may be decided than what is claimed
         pages = len(restore.keys) + len(restore.prefix_keys)
-        if self._here + pages > AT_ONCE:
+        if self._finder is not None or self._verify_first or self._here + pages > AT_ONCE:
             return False
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
             some = restore.keys[start : start + PAGES_PER_HOLD]
@@ -198,7 +196,8 @@ class Restorer:
     # ---- 2. its chain is claimed, as far as it is held; on the worker, or at once ----
 
     def _start(self, restore: Restore, *, here: bool = False) -> None:
-        """`here`: on the thread of who asks; tiers that its use makes want its pages are left to the worker."""
+        """`here`: on the thread of who asks; what its use makes tiers want, and reading what is to land, is left to the
+        worker."""
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
                 self._deferred.pop(restore, None)
@@ -219,8 +218,14 @@ class Restorer:
                 self._jobs.put(lambda: self._offer_again(used))
             asked = self._ask(restore, now)
         finally:
-            if not asked:
+            if here and self._lands(restore):
+                self._jobs.put(lambda: self._claimed(restore))
+            elif not asked:
                 self._claimed(restore)
+
+    def _lands(self, restore: Restore) -> bool:
+        with self._table.lock:
+            return bool(self._pacing.to_land(restore))
 
     def _claimed(self, restore: Restore) -> None:
         """Its chain is claimed, as far as it goes."""

@@ -284,7 +284,8 @@ def test_what_does_not_land_is_taken_from_host_memory(seed: int, what: str) -> N
         thread = bench.runner.thread(cause, "trouble")
         thread.start()
         assert bench.device.serve(KEYS) is How.WHOLE
-        assert bench.device.computed == 1
+        # The page that it begins with, unless that happened before it began: then all of it was taken from there.
+        assert bench.device.computed <= 1
         thread.join()
 
     in_virtual_time(seed, test, here_too=True, copies_beside=True)

@@ -7,11 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
+from swift_tiers.ops.lab.torture.scenarios import pages_at_peers_alone
+from swift_tiers.ops.lab.torture.taking import KnownCosts
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way import up
+from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import chain, make_stack, memory_ssd, put, settle
+from support.engine import GEOMETRY, chain, check, close, make_stack, memory_ssd, put, settle
 
 
 def waiting(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
@@ -71,6 +76,32 @@ def test_what_tiers_want_of_it_is_left_to_its_own_thread(monkeypatch: pytest.Mon
     assert offered == [keys]
     monkeypatch.undo()
     stack.restorer.release(restore)
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_what_is_to_land_though_it_is_in_host_memory_is_read_by_its_own_thread(lands: bool) -> None:
+    """Where landing is no faster, it is ready when it is asked for, as if nothing could land."""
+    runner = VirtualRunner(0)
+
+    def main() -> None:
+        peer = ModelPeer(GEOMETRY.page_bytes, landing_slots=3, runner=runner)
+        stack = make_stack(32, lent=peer, runner=runner, copies_beside=True)
+        peer.lend(32)
+        peer.settle()
+        keys = chain(*range(16))
+        pages_at_peers_alone(stack, peer, keys, keys)
+        stack.planner.costs = KnownCosts(1e-3 if lands else 1.0)
+        restore = stack.restore(keys, can_compute=True)
+        assert (restore.under_way, restore.complete, peer.landings) == (lands, not lands, 0)
+        while (readiness := stack.restorer.poll(restore)) is Readiness.WAIT:
+            runner.sleep(1e-3)
+        assert readiness is (Readiness.COMPUTE if lands else Readiness.READY)
+        assert bool(peer.landings) is restore.drains is lands
+        stack.restorer.release(restore)
+        check(stack)
+        close(stack)
+
+    runner.run(main)
 
 
 @pytest.mark.parametrize("why", ["many", "many before", "one is beneath", "verified first"])
