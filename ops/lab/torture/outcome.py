@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,7 +99,16 @@ class Outcome(NamedTuple):
 
 
 def live(plan: Plan) -> Outcome:
-    """Let a world happen. Whatever it raises is its outcome."""
+    """Let a world happen. Whatever it raises is its outcome; what that keeps of the world is let go."""
+    outcome = _live(plan)
+    error: BaseException | None = outcome.error
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    return outcome
+
+
+def _live(plan: Plan) -> Outcome:
     if plan.kind in SCENARIOS:
         history: list[str] = []
         try:
