@@ -20,6 +20,7 @@ from .many import MANY, ManyPages
 from .neighbours import RANK_FAILURES
 from .plan import CLIENT as CLIENT_ACTIONS
 from .plan import NEIGHBOURS, RANK_TROUBLE, RANKED_TORMENTS, RANKS, SERVER, STUMBLES, TROUBLE, WORLDS, Plan, as_words
+from .ranks.process import servers_of_this_process
 from .scenarios import SCENARIOS, SEED_ALONE
 from .shared_store import STORES_FAIL
 from .trouble import DEVICE_FAULTS
@@ -162,8 +163,6 @@ def _in_steps(steps: Callable[[], int]) -> Iterator[None]:
 
 
 def _live_on_ranks(plan: Plan) -> Outcome:
-    from .ranks.server import servers_of_this_process  # loads SGLang
-
     history: list[str] = []
     try:
         steps, happened = servers_of_this_process().live(plan, history)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import multiprocessing
@@ -12,7 +11,6 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from ..plan import Plan, ranks_of
-from .lockstep import Over, RankFailedError, lead
+from .lockstep import Over, lead
 from .rank import RankWorld
 from .scheduler import StepScheduler
 
@@ -98,53 +96,6 @@ class Servers:
             theirs.send(_live(lambda: RankWorld(plan, number, self._steps, theirs)))
         finally:
             os._exit(0)  # nothing of the scheduler's is to be cleaned up here
-
-
-class ServersProcess:
-    """`Servers` in a process of its own, which begins where the first world is to happen."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("forkserver")  # not a copy of whoever asks
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def live(self, plan: Plan, history: list[str]) -> tuple[int, Counter[str]]:
-        """As `Servers.live`."""
-        self._connection.send(plan)
-        try:
-            steps, happened, told, complaint = self._connection.recv()
-        except EOFError:
-            raise RankFailedError("the process from which ranks are forked has died") from None
-        history += told
-        if complaint:
-            raise RankFailedError(complaint)
-        return steps, happened
-
-
-def _serve(theirs: Connection) -> None:
-    # SGLang's log is that of ranks that stumble on purpose.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
-    servers: Servers | None = None
-    with suppress(EOFError):  # whoever asks is gone
-        while True:
-            plan, told = theirs.recv(), list[str]()
-            try:
-                servers = servers or Servers()
-                theirs.send((*servers.live(plan, told), told, ""))
-            except AssertionError as error:
-                theirs.send((0, Counter(), told, str(error)))
-            except Exception:  # noqa: BLE001 - told to the other side
-                theirs.send((0, Counter(), told, traceback.format_exc()))
-
-
-@functools.cache
-def servers_of_this_process() -> ServersProcess:
-    """Its first world takes half a minute longer, in which SGLang is loaded."""
-    return ServersProcess()
 
 
 def _live(make: Callable[[], RankWorld]) -> Over:

@@ -1,0 +1,63 @@
+"""The process in which worlds of servers happen, as whoever asks for them sees it: SGLang is loaded there alone."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import traceback
+from collections import Counter
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from ..plan import Plan
+from .lockstep import RankFailedError
+
+
+class ServersProcess:
+    """`Servers` in a process of its own, which begins where the first world is to happen."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")  # not a copy of whoever asks
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def live(self, plan: Plan, history: list[str]) -> tuple[int, Counter[str]]:
+        """As `Servers.live`."""
+        self._connection.send(plan)
+        try:
+            steps, happened, told, complaint = self._connection.recv()
+        except EOFError:
+            raise RankFailedError("the process from which ranks are forked has died") from None
+        history += told
+        if complaint:
+            raise RankFailedError(complaint)
+        return steps, happened
+
+
+def _serve(theirs: Connection) -> None:
+    # SGLang's log is that of ranks that stumble on purpose.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    from .server import Servers  # loads SGLang
+
+    servers: Servers | None = None
+    with suppress(EOFError):  # whoever asks is gone
+        while True:
+            plan, told = theirs.recv(), list[str]()
+            try:
+                servers = servers or Servers()
+                theirs.send((*servers.live(plan, told), told, ""))
+            except AssertionError as error:
+                theirs.send((0, Counter(), told, str(error)))
+            except Exception:  # noqa: BLE001 - told to the other side
+                theirs.send((0, Counter(), told, traceback.format_exc()))
+
+
+@functools.cache
+def servers_of_this_process() -> ServersProcess:
+    """Its first world takes half a minute longer, in which SGLang is loaded."""
+    return ServersProcess()
