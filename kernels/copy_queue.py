@@ -33,6 +33,9 @@ class QueueMark(Protocol):
     def synchronize(self) -> None:
         """Return once the queue has come to the mark."""
 
+    def query(self) -> bool:
+        """Whether the queue has come to the mark."""
+
 
 class CopyQueue(ABC):
     """Copies that begin in the order of the calls, each once the one before it is done. One thread at a time.

@@ -83,6 +83,11 @@ def wait_for(events: Sequence[Any]) -> None:
         event.synchronize()
 
 
+def reached(events: Sequence[Any]) -> bool:
+    """Whether the device has come to each."""
+    return all(event.query() for event in events)
+
+
 class DevicePool(ABC):
     """Base: where a request's pages lie in the pool, and copies from and to a slab of block-major pages."""
 

@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
-from ..pools.device_pool import DevicePool, wait_for
+from ..pools.device_pool import DevicePool, reached, wait_for
 from ..tell.on_the_way import OnTheWay
 from .request import TieredRequest
 
@@ -219,11 +219,6 @@ class Loader:
         if any(load.restore is None for load in loads):
             raise RuntimeError("one of its requests could not be queued")
         self._pool.adopt_thread()
-
-        def layer_done(layer: int, mark: QueueMark | None) -> None:
-            for one in self._pool.releases[layer]:
-                self.counter.complete(index, one, mark)
-
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
         by_device = self._pool.has_digests and self._stack.restorer.verifier.beside
@@ -239,13 +234,29 @@ class Loader:
             self._stack.restorer.verifier.verified(restore, state.first, state.places.numbers.tolist())
             for restore, state in states
         ]
-        wait_for(ready)  # a forward that is under way: no part of what copying takes, by which is planned
-        started = self._runner.monotonic()
+        # What a forward takes that is under way is no part of what copying takes, by which is planned. A device that
+        # goes on by itself is asked all the same at once: whoever launches the next forward waits for the marks.
+        waits = self._pool.accelerator is None or bool(states)
+        if waits:
+            wait_for(ready)
+        asked = self._runner.monotonic()
+        began = asked if waits or reached(ready) else None
+
+        def layer_done(layer: int, mark: QueueMark | None) -> None:
+            nonlocal began
+            for one in self._pool.releases[layer]:
+                self.counter.complete(index, one, mark)
+            if layer == self._pool.geometry.layers - 1 and began is None and not reached(ready):
+                wait_for(ready)
+                began = self._runner.monotonic()
+
         self._copy_states(index, [state for _, state in states])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
-        seconds = self._runner.monotonic() - started
+        ended = self._runner.monotonic()
         slots = np.concatenate([slots, *(state.places.numbers for _, state in states)])
-        self._count_link(slots, self._pool.geometry.page_bytes, seconds)
+        if began is not None:  # else while it was being asked for, nobody knows when
+            self._count_link(slots, self._pool.geometry.page_bytes, ended - began)
+        seconds = ended - (asked if began is None else began)
         digests = self._pool.digests(pool_pages) if by_device else None
         ends = np.cumsum([len(load.places) for load in loads]).tolist()
         for verified, load, end in zip(looks, loads, ends, strict=True):

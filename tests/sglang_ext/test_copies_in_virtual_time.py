@@ -38,6 +38,7 @@ class ModelDevice:
     device = torch.device("cpu")
     pool_pages = DEVICE
     geometry = GEOMETRY
+    accelerator = None
     model_layers, begin_with, states = GEOMETRY.layers, range(0), None
     releases = tuple(range(layer, layer + 1) for layer in range(GEOMETRY.layers))
 

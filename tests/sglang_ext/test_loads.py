@@ -20,9 +20,12 @@ from support.engine import SetClock
 LAYERS = 2
 
 
-def make_loader(copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None) -> Loader:
+def make_loader(
+    copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None, accelerator: Any = None
+) -> Loader:
     pool: Any = SimpleNamespace(
-        geometry=SimpleNamespace(page_bytes=4096),
+        accelerator=accelerator,
+        geometry=SimpleNamespace(page_bytes=4096, layers=LAYERS),
         model_layers=LAYERS,
         releases=[range(layer, layer + 1) for layer in range(LAYERS)],
         begin_with=range(0),
@@ -94,6 +97,38 @@ def test_the_forward_before_a_copy_is_no_part_of_what_it_takes() -> None:
         loader.close()
     link = loader._stack.links["host-device"]
     assert (link.pages, link.seconds) == (2, 0.25)
+
+
+@pytest.mark.parametrize(("ends", "pages", "seconds"), [(10.0, 2, 1.25), (10.5, 0, 0.0), (12.0, 2, 0.25)])
+def test_a_device_is_asked_for_copies_while_a_forward_is_under_way(ends: float, pages: int, seconds: float) -> None:
+    """Whoever launches the next forward waits for marks behind its layers, and no longer. What copying takes, 0.25 s
+    where asking for it takes 1 s, is not known where the forward `ends` in between."""
+    runner = SetClock()
+    runner.clock.now = 10.0
+
+    class Forward:
+        def query(self) -> bool:
+            return runner.clock.now >= ends
+
+        def synchronize(self) -> None:
+            assert all(one.done() for one in loader.counter.futures[0]), "the next forward waits for the end of this"
+            runner.clock.now = max(ends, runner.clock.now)
+
+    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        runner.clock.now += 1.0
+        for layer in range(LAYERS):
+            layer_done(layer, SimpleNamespace(wait=lambda: None))
+        runner.clock.now += 0.25
+
+    loader, restore = make_loader(copy_in, runner, accelerator="some"), SimpleNamespace()
+    try:
+        places, rows = Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5]))
+        index = loader.start([Load(None, restore, 0, places, rows)], lambda: [Forward()])  # type: ignore[arg-type]
+        assert loader.counter.finish(index)
+    finally:
+        loader.close()
+    link = loader._stack.links["host-device"]
+    assert (link.pages, link.seconds) == (pages, seconds)
 
 
 def test_each_request_is_verified_by_the_digests_of_its_own_pages() -> None:

@@ -628,6 +628,8 @@ def test_a_part_that_cannot_end_keeps_no_other_from_ending(monkeypatch: pytest.M
 class LoadingPool(StallingPool):
     """One that takes what is copied in."""
 
+    accelerator = None
+
     def copy_in(self, pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
         for layer in range(GEOMETRY.layers):
             layer_done(layer, None)

@@ -33,6 +33,9 @@ class LateMark:
     def synchronize(self) -> None:
         self.queue.accelerator.run_until(lambda: self.reached)
 
+    def query(self) -> bool:
+        return self.reached
+
 
 class LateQueue(CopyQueue):
     def __init__(self, accelerator: DeferredAccelerator) -> None:

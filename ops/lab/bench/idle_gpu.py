@@ -75,6 +75,9 @@ class IdleMark:
     def synchronize(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
 
 class IdleQueue(CopyQueue):
     """What a queue of CUDA's asks of it."""

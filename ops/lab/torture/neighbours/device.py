@@ -92,6 +92,10 @@ class _Done:
     def synchronize(self) -> None:
         """It has been reached."""
 
+    def query(self) -> bool:
+        """It has been reached."""
+        return True
+
 
 class PlainQueue(CopyQueue):
     """Does at once what it is asked for, as slowly as copies between servers are."""
