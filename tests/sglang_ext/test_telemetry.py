@@ -261,7 +261,8 @@ def a_request_whose_pages_come_up(s):
         assert of(sample(s), req).restore_seconds > first
     s.run()
     (end,) = s.linker.reporting.telemetry.ended()
-    assert (end.restore, end.host_tokens + end.ssd_tokens) == ("completed", 688)
+    told = (end.restore, end.host_tokens + end.ssd_tokens)
+    assert told == ("completed", 688), (told, [str(event) for event in s.linker.stack.events.since()][-5:])
     assert end.queue_seconds >= end.restore_seconds > first
 
 

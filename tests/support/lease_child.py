@@ -146,7 +146,7 @@ class BorrowerChild:
                     self.service.check_after(ticket)
 
         threading.Thread(target=end, daemon=True).start()
-        say("use", uses=len(tickets))
+        say("use", uses=sum(ticket is not None for ticket in tickets))
 
     def finish(self) -> None:
         """End the uses under way."""

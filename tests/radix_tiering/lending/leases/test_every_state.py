@@ -60,6 +60,18 @@ class Pair:
         wait_for(lambda: self.states() == ["active"] * RUNS, "the leases")
         assert self.borrower.ask("store", answer="stored")["leases"] == RUNS
 
+    def lend_for(self, use: str) -> None:
+        """Everything, in use. Where this machine did something else for a whole term before that, once more."""
+
+        def used() -> bool:
+            self.lend()
+            if self.borrower.ask("use", use)["uses"] == RUNS:
+                return True
+            self.borrower.tell("finish")
+            return False
+
+        wait_for(used, "all leases to be used")
+
     # The states, as those of docs/leases.md are called
 
     def fencing(self) -> None:
@@ -96,15 +108,13 @@ class Pair:
         self.borrower.expect("LeaseRecalled")
 
     def closing(self) -> None:
-        self.lend()
-        assert self.borrower.ask("use", "READ")["uses"] == RUNS
+        self.lend_for("READ")
         self.borrower.tell("want", 0)
         self.borrower.tell("release")
         assert self.states() == ["closing"] * RUNS
 
     def draining(self) -> None:
-        self.lend()
-        assert self.borrower.ask("use", "STORE")["uses"] == RUNS
+        self.lend_for("STORE")
         self.borrower.tell("want", 0)
         self.borrower.tell("release")
         wait_for(lambda: self.states() == ["draining"] * RUNS, "the ends of the leases")
