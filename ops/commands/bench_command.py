@@ -18,8 +18,8 @@ SUMMARY = "measure something against its reference"
 OPERATORS = "swift_tiers.ops.commands.bench"
 #: Those of developers, which only a source tree has.
 DEVELOPERS = (
-    "attention", "borrow", "bus", "console", "donor", "identity", "index", "interference", "interpreter", "launch",
-    "lookup", "maps", "overhead", "pages", "pool_layout", "resize", "restart", "restore", "swiftkv",
+    "attention", "beside", "borrow", "bus", "console", "donor", "identity", "index", "interference", "interpreter",
+    "launch", "lookup", "maps", "overhead", "pages", "pool_layout", "resize", "restart", "restore", "swiftkv",
     "writes",
 )  # fmt: skip
 

@@ -263,6 +263,9 @@ class RestoreFigures(Figures, Generic[Gap]):
     restores_late: int | Gap = counter(
         "fell behind their estimates: what had not come was computed; see `restore.behind`"
     )
+    restores_copied_first: int | Gap = counter(
+        "were copied to the device while others decoded, before the forward that needed them"
+    )
     lost_pages: int | Gap = counter(
         "pages that were found and did not come, by all restores; see `restore.pages_lost`",
         series=Series("restore_lost_pages"),

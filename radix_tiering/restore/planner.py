@@ -30,6 +30,8 @@ from .plan import (
 HERE = "host"
 #: What copying from host memory costs where nothing has been measured: nothing that matters beside the others.
 _AT_ONCE = SourceCost(latency_seconds=0.0, bytes_per_second=math.inf)
+#: Copying from host memory takes so many times a forward over one page where it is done first, see `copied_first`.
+COPIED_FIRST = 3.0
 #: By source: seconds for which it has others to serve first.
 Owed = Mapping[str, float]
 NOTHING_OWED: Owed = {}
@@ -221,6 +223,15 @@ class Planner:
         first = (start + pages) * self._page_tokens
         forward = cost.seconds(first, first + behind)
         return pages * there + one_page + forward < max(pages * here, forward)
+
+    def copied_first(self, start: int, pages: int) -> bool:
+        """Whether so many pages behind page `start` of a prompt, which host memory has, are to be copied before the
+        forward that needs them is launched, where others decode: they would wait for the copy, which is worth one
+        forward more, if it takes many times as long."""
+        each, one_page = self.here_seconds(), self._one_page(start)
+        if each is None or one_page is None or self.choice not in ("auto", "load"):
+            return False
+        return pages * each > COPIED_FIRST * one_page
 
     def here_seconds(self) -> float | None:
         """What copying one page from host memory takes; None: nobody knows."""

@@ -29,7 +29,7 @@ from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Runner
 from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
-from ..restore.planner import Planner
+from ..restore.planner import Decision, Planner
 from ..table.held_page import Page, Places
 from ..table.page_table import PageTable
 from ..table.tier_copies import HOST
@@ -612,6 +612,14 @@ class Restorer:
         with self._table.lock:
             self._pacing.not_draining(restore)
             self._reads.pump()
+
+    def copied_first(self, restore: Restore, front: int) -> None:
+        """The device, which has the first `front` pages, is to have all of it before a forward that needs it begins."""
+        with self._table.lock:
+            self._counts["restores_copied_first"] += 1
+            why = "every page is in host memory, and copied before its forward, since others decode"
+            restore.decision = Decision(False, True, 0, None, why)
+            restore.story.decided(restore.decision, front)
 
     # ---- it computes layer by layer ----
 

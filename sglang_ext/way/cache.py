@@ -177,6 +177,18 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         request = self.of(req)
         return request if request is not None and (request.computes or request.by_layers) else None
 
+    def copied_first(self, request: TieredRequest, pages: int) -> bool:
+        """Whether so many pages of a request that is about to be admitted, all that it lacks on the device, are copied
+        there before a forward that needs them is launched, for the sake of those who decode: on every rank, and where
+        nobody else could be admitted meanwhile."""
+        others = (one for one in self.cache_linker.requests.values() if one is not request)
+        if request.facts.whole or any(
+            one.stage is TieringStage.WAITING and (one.agreed or one.computes) for one in others
+        ):
+            return False
+        ((wanted,),) = least([[request.wants_copying_first(pages)]], self.cache._all_reduce_attn_groups)
+        return bool(wanted)
+
     def overtakes(self, request: TieredRequest) -> None:
         """SGLang has begun to compute this one in chunks. Whoever came before it, and waits for pages, would wait for
         all of its chunks as well."""

@@ -56,6 +56,7 @@ class TieredRequest:
         "ahead",
         "by_layers",
         "computes",
+        "copied_first",
         "device_node",
         "device_pages",
         "drains",
@@ -114,6 +115,7 @@ class TieredRequest:
         self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
         self.by_layers = False  # every rank would compute it layer by layer
         self.drains = False  # every rank loads it piece by piece, through landing memory that holds less than all of it
+        self.copied_first = False  # admitted with nothing, all it has in host memory is copied ahead of its next batch
         self.loads_ahead: list[int] = []  # by index: of its pages, ahead of the batch that computes what follows them
         self.ahead = False  # there have been such since its last batch, on every rank
         self.lost_ahead = False  # one of them went wrong on this rank: its next batch is to fail
@@ -192,6 +194,12 @@ class TieredRequest:
     def wants_layers(self) -> bool:
         """Whether it is to be computed layer by layer while its pages come up."""
         return self.restore is not None and self.stack.restorer.wants_layers(self.restore)
+
+    @never_raises(lambda: False)
+    def wants_copying_first(self, pages: int) -> bool:
+        """Whether so many pages, all that it lacks on the device, take so long to be copied that others who decode are
+        not to wait for that."""
+        return self.stack.planner.copied_first(self.device_pages, pages)
 
     @property
     def wants_draining(self) -> bool:
@@ -276,6 +284,13 @@ class TieredRequest:
     def admit(self) -> None:
         """It was admitted with a part of its pages."""
         self.stage = TieringStage.ON_COURSE
+
+    def admit_first(self, front: int) -> None:
+        """It was admitted with none of its pages but the `front` that the device has: all that it has in host memory is
+        copied before its next batch."""
+        self.admit()
+        self.copied_first = True
+        self._try(lambda restore: self.stack.restorer.copied_first(restore, front))
 
     def take_ahead(self, jump: int) -> None:
         """The device takes the pages before `jump`, and computes nothing. It stays on its course though these are all:

@@ -5,7 +5,9 @@ chunks it jumps over the pages that have arrived: they get device slots, their r
 layer by layer while the next chunk is computed. What has not arrived is computed, or, where it is about to, waited for.
 
 One whose pages are more than landing memory holds, and that is loaded, takes them as they land: it computes its first
-page, as no chunk is without anything to compute, and jumps on while it waits, without a chunk.
+page, as no chunk is without anything to compute, and jumps on while it waits, without a chunk. So does one whose
+pages are all in host memory while others decode, where copying them takes long: in a forward that waits for them, layer
+by layer, these would wait, too.
 
 All of this is on the scheduler's thread; every rank takes the same steps (`agree`).
 """
@@ -18,7 +20,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResul
 
 from swift_tiers.radix_tiering.restore.flight import Step
 
-from .request import TieredRequest
+from .request import TieredRequest, TieringStage
 
 if TYPE_CHECKING:
     from .cache import SwiftLinkerWrapper
@@ -50,8 +52,9 @@ class RestoringAdder(PrefillAdder):
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         request, page = wrapper.may_take_course(req), self.page_size
         jump = (req.prefix_len + req.host_hit_length) // page - request.device_pages if request is not None else 0
+        taken, first = has_chunked_req or self.new_chunked_req is not None, False
         if request is not None and request.by_layers:
-            taken, computes = has_chunked_req or self.new_chunked_req is not None, request.computes
+            computes = request.computes
             if taken and computes:
                 return AddReqResult.OTHER
             why_not = self._why_not_by_layers(req, request, taken, truncation_align_size)
@@ -60,12 +63,17 @@ class RestoringAdder(PrefillAdder):
             request.refuse_layers(why_not)
             if not computes:
                 request = None  # every page is in host memory, and copied from there while its new tokens are computed
+        if request is None and not taken and truncation_align_size is None:
+            request = self._copied_first(req)
+            if request is not None:
+                first, jump = True, req.prefix_len // page - request.device_pages
         # Below zero: the device has lost pages since it was asked for, and nothing of the restore follows what is left.
         if request is None or self.rem_chunk_tokens is None or not 0 <= jump < request.pages:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
-        if has_chunked_req or self.new_chunked_req is not None:
+        if taken:
             return AddReqResult.OTHER
-        step = Step(jump, wrapper.agree(request, jump).end)
+        # No batch is without anything to compute: one that is copied first begins with its first page.
+        step = Step(jump, jump + 1 if first else wrapper.agree(request, jump).end)
         budget = self.rem_chunk_tokens
         limit = self._limit(req, request, step, req.prefix_len + req.host_hit_length)
         if step.end <= jump or limit <= 0:
@@ -80,10 +88,29 @@ class RestoringAdder(PrefillAdder):
         self.cut_short = True
         self._keep_room(req)
         if req.prefix_len // page - request.device_pages == jump:
-            request.admit()
+            if first:
+                request.admit_first(jump)
+            else:
+                request.admit()
             request.take(Step(jump, self._reached(req, request)))
         # Else there was no room for the pages that it was to begin with: it computes everything.
         return self.budget_state()
+
+    def _copied_first(self, req: Any) -> TieredRequest | None:
+        """The request, if all that it waits for is in host memory, and is to be copied to the device while others
+        decode, before any forward needs it: it is admitted with none of it."""
+        wrapper: SwiftLinkerWrapper = self.tree_cache.linker
+        request, pages = wrapper.of(req), req.host_hit_length // self.page_size
+        if request is None or request.stage is not TieringStage.WAITING or not pages or self.rem_chunk_tokens is None:
+            return None
+        if not 0 <= req.prefix_len // self.page_size - request.device_pages < request.pages:
+            return None
+        if self.can_run_list or not self._others_run or not self._has_room_for(req):
+            return None
+        if not wrapper.copied_first(request, pages):
+            return None
+        wrapper.unpromise(req)
+        return request
 
     def _why_not_by_layers(
         self, req: Any, request: TieredRequest, taken: bool, truncation_align_size: int | None
@@ -143,7 +170,8 @@ class RestoringAdder(PrefillAdder):
             step = Step(step.jump, request.pages)
         limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
         limit = self._of_whole_pages(self._with_room(limit, (step.jump - front) * page), (step.jump - front) * page)
-        if request.drains and (limit <= 0 or not wrapper.came_ahead(request)):
+        apart = request.copied_first and step.jump > front and self._others_run and not self._room_ends(req)
+        if apart or (request.drains and limit <= 0) or not wrapper.came_ahead(request):
             if self._with_room(page, (step.jump - front) * page) > 0:
                 wrapper.jump_ahead(request, front, step.jump)
             return self._hold(req)
@@ -185,6 +213,10 @@ class RestoringAdder(PrefillAdder):
         rest = self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len)
         next_pages = (1 + self.running_batch.batch_size()) * self.page_size
         return self._room <= rest + next_pages
+
+    def _has_room_for(self, req: Any) -> bool:
+        """Whether the device has room now for all that a request has not got there."""
+        return self._room >= self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len)
 
     @property
     def _others_run(self) -> bool:

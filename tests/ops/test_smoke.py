@@ -82,6 +82,7 @@ SERVER_BENCHES = {
 }
 #: Benches with a smoke test of their own.
 ELSEWHERE = {
+    "beside": "tests/ops/test_bench_beside.py",
     "codec": "tests/ops/test_bench_codec.py",
     "donor": "tests/e2e/test_bench_donor.py",
     "interpreter": "tests/ops/test_bench_interpreter.py",

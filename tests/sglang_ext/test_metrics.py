@@ -118,6 +118,7 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
         say("restores_total", getattr(restores, f"restores_{outcome}"), outcome=outcome.replace("_", " "))
     say("restores_started_total", restores.restores_started)
     say("restores_late_total", restores.restores_late)
+    say("restores_copied_first_total", restores.restores_copied_first)
     say("restore_lost_pages_total", restores.lost_pages)
     say("failed_loads_total", restores.failed_loads)
     say("events_total", snapshot.events_emitted)

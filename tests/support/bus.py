@@ -230,7 +230,7 @@ RANK: Fields = {
     "remote_lost": 0, "remote_bad": 0,
     "running_requests": 2, "waiting_requests": 1, "restores_started": 40,
     "restores_completed": 34, "restores_split": 6, "restores_cut_short": 0, "restores_expired": 0,
-    "restores_cancelled": 0, "restores_late": 0, "lost_pages": 0,
+    "restores_cancelled": 0, "restores_late": 0, "restores_copied_first": 0, "lost_pages": 0,
     "failed_loads": 0, "events": 1, "events_lost": 0, "publishes": 900, "publish_failures": 0,
     "publish_seconds": 0.0021,
     "publish_cpu_seconds": 1.1, "questions": 0, "questions_ignored": 0, "sample_seconds": 1.5,

@@ -27,11 +27,16 @@ ON_RANKS = [
     Defect("pages that are copied may leave", TieredRequest, "copies", "self._copies += 1", "pass"),
     Defect("pages that were copied stay pinned", TieredRequest, "copied", "self._copies -= 1", "pass"),
     Defect("one that is over is kept", TieredRequest, "end", "del self._among[self.rid]", "pass"),
+    Defect("who is copied first does not ask the others", SwiftLinkerWrapper, "copied_first",
+           "((wanted,),) = least([[request.wants_copying_first(pages)]], self.cache._all_reduce_attn_groups)",
+           "wanted = request.wants_copying_first(pages)"),
+    Defect("a batch runs while its pages are copied", SwiftLinkerWrapper, "came_ahead",
+           "return bool(over)", "return True", seed=50),
     Defect("the batch's copies are not waited for", WatchedLoadCounter, "finish",
            "self._watch(index, self._over[index])", "return True"),
 ]  # fmt: skip
-#: Not found within 750 worlds, and why: they cost time alone since a request whose pages are taken as they land begins
-#: with a page that will not come, too, and who waits in vain falls behind.
+#: Not found within 250 worlds, and why. The first two cost time alone since a request whose pages are taken as they
+#: land begins with a page that will not come, too, and who waits in vain falls behind.
 NOT_FOUND: dict[Defect, str] = {
     Defect("ranks that do not load alike go on", Admission, "_agree",
            "may = wants or readiness is Readiness.READY", "may, wants = wants, False"):
@@ -39,4 +44,7 @@ NOT_FOUND: dict[Defect, str] = {
     Defect("landing memory that is full keeps a request from its first page", Draining, "room",
            "max(room, int(begins is Unit.ABSENT))", "max(room, 0)"):
         "radix_tiering/test_stack_draining.py finds it",
+    Defect("slots that are copied to are taken back", SwiftLinkerWrapper, "settle",
+           "self.cache_linker.finish_ahead(request, wait=True)", "pass"):
+        "others would have to take them within one copy: sglang_ext/test_draining.py and test_copied_first.py find it",
 }  # fmt: skip

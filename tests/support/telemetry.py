@@ -137,6 +137,7 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
             restores_cancelled=1,
             failed_loads=1,
             restores_late=1,
+            restores_copied_first=3,
             lost_pages=3,
         ),
         "page_codec": "int8",

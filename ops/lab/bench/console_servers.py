@@ -71,7 +71,8 @@ class BusyServers:
         yield self._keys.of("rank", **home), {
             "pid": number, "namespace": "ab" * 16, "page_tokens": PAGE_TOKENS, "page_bytes": PAGE_BYTES,
             "running_requests": LIVE, "waiting_requests": 2, "restores_started": ticks, "restores_completed": ticks,
-            "restores_cut_short": 0, "restores_expired": 0, "restores_late": 0, "write_queue_pages": ticks % 7,
+            "restores_cut_short": 0, "restores_expired": 0, "restores_late": 0,
+            "restores_copied_first": 0, "write_queue_pages": ticks % 7,
             "links": "device-host,host-device,host-ssd,ssd-host",
         }  # fmt: skip
         for at, tier in enumerate(("device", "host", "ssd")):

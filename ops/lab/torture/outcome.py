@@ -63,7 +63,8 @@ RANK_HAPPENINGS = (
     *RANK_TROUBLE,
     *(f"stumble: {name}" for name in STUMBLES),
     *("answers", "answers refused", "retracted", "tokens computed", "tokens compared"),
-    *("pages loaded", "pages from ssd", "pages from lent memory", "pages landed", "loaded ahead", "restores split"),
+    *("pages loaded", "pages from ssd", "pages from lent memory", "pages landed", "loaded ahead", "copied first"),
+    "restores split",
 )
 
 

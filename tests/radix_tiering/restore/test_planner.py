@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.restore.plan import (
     priced,
     pure_plans,
 )
-from swift_tiers.radix_tiering.restore.planner import Decision, Planner
+from swift_tiers.radix_tiering.restore.planner import Choice, Decision, Planner
 
 from support.costs import models
 from support.examples import examples
@@ -311,3 +311,25 @@ def test_where_host_memory_is_of_unknown_cost_what_the_source_takes_now_stands_f
 
 def test_nothing_is_drained_where_recomputing_is_faster() -> None:
     assert not draining(10.0, 60, host=0.01).drains
+
+
+def copied_first(pages: int, each: float | None, choice: Choice = "auto") -> bool:
+    """Of pages of which one takes `each` seconds; a forward over one takes 0.12 s."""
+    planner = Planner(Known(1.0, 1024), page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4, choice=choice)
+    planner.copying = lambda: each
+    return planner.copied_first(0, pages)
+
+
+def test_what_takes_many_times_a_forward_over_one_page_is_copied_before_its_own() -> None:
+    assert not copied_first(100, 3e-3)
+    assert copied_first(150, 3e-3)
+    assert copied_first(150, 3e-3, "load")
+
+
+@pytest.mark.parametrize("choice", ["recompute", "token-wise", "layer-wise"])
+def test_nothing_is_copied_first_where_an_operator_says_how_restores_go(choice: Choice) -> None:
+    assert not copied_first(1000, 1.0, choice)
+
+
+def test_nothing_is_copied_first_where_nobody_knows_what_copying_takes() -> None:
+    assert not copied_first(10_000, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from operator import attrgetter
@@ -44,6 +44,8 @@ CALM_END = 3.0
 #: Between two rounds in which nothing is computed, seconds; after so many of them, so that a world in which all wait
 #: comes to `LONGEST_END` within a minute.
 ROUND_SECONDS, SOON_ROUNDS, LATE_ROUND_SECONDS = 1e-3, 200, 2e-2
+#: A load to the device takes up to so long on a rank, one of these.
+COPY_SECONDS = (0.0, 1e-3, 2e-2)
 
 
 class RankWorldState(WorldState):
@@ -149,6 +151,7 @@ class RankWorld:
         )  # fmt: skip
         if landing and state.peer is not None:
             _copy_from_landing(old.pool, state.stack, state.peer.landed)
+        _copy_slowly(old.pool, runner.sleep, draw)
         if ranks_land(plan) and state.peer is not None:
             state.stack.planner.costs = KnownCosts(draw.choice((1e-4, 1e-3, 1e-2)), geometry.page_bytes)
             state.peer.lend(64)
@@ -158,6 +161,9 @@ class RankWorld:
         cache.linker = SwiftLinkerWrapper(cache, state.linker)
         cache.linker.whole = ""
         cache.linker.jump_ahead = self._jump_ahead
+        cache.linker.copied_first = self._copied_first
+        # By its own lights, as each rank has its own costs: they have to agree.
+        state.stack.planner.copied_first = lambda start, pages: draw.random() < 0.7  # type: ignore[method-assign]
         model_runner = scheduler.tp_worker.model_runner
         layer_wise = LayerWise(scheduler, model_runner, state.linker)
         layer_wise.why_not = lambda req: "no layers are computed here"  # type: ignore[method-assign]
@@ -174,6 +180,11 @@ class RankWorld:
         ahead: bool = SwiftLinkerWrapper.jump_ahead(self._s.cache.linker, *given)
         self.state.happened["loaded ahead"] += ahead
         return ahead
+
+    def _copied_first(self, *given: Any) -> bool:
+        first: bool = SwiftLinkerWrapper.copied_first(self._s.cache.linker, *given)
+        self.state.happened["copied first"] += first
+        return first
 
     def _round(self) -> Any:
         """One step of the scheduler; SGLang's batch, or None."""
@@ -372,6 +383,17 @@ def _copy_from_landing(pool: Any, stack: TierStack, landed: np.ndarray) -> None:
     pool._copy_in = lambda pages, slab, slots, layer_done, after: original(
         pages, rows_at(stack, slots), np.arange(len(slots)), layer_done, after
     )
+
+
+def _copy_slowly(pool: Any, sleep: Callable[[float], None], draw: random.Random) -> None:
+    """Copies to the device take their time."""
+    original, most = pool._copy_in, draw.choice(COPY_SECONDS)
+
+    def copy_in(*given: Any) -> None:
+        sleep(draw.random() * most)
+        original(*given)
+
+    pool._copy_in = copy_in
 
 
 def _damage_may_refuse(plan: Plan) -> bool:
