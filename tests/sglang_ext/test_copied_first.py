@@ -11,6 +11,7 @@ import time
 import pytest
 
 from support.copying_server import PAGE, arguments, copies
+from support.overlapping import overlapping
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import RUN_SECONDS, abort_one, extends, nothing_left, prompt, quiet
 
@@ -40,13 +41,13 @@ def one_decodes(s, seed: int, tokens: int = 200):
     return req
 
 
-def others_decode_meanwhile(s):
+def others_decode_meanwhile(s, seed):
     """Until the copy is done no forward but theirs runs; then one computes what is new of it."""
-    question = prompt(1, LONG)
+    question = prompt(seed, LONG)
     with copies(s) as copying:
         (answer,) = in_host_memory(s, question)
-        expected = s.generate(prompt(101, 40), 200)
-        decoding = one_decodes(s, 101)
+        expected = s.generate(prompt(100 + seed, 40), 200)
+        decoding = one_decodes(s, 100 + seed)
         copying.held, req = True, s.add(question)
         log = steps(s, until=lambda: bool(copying.pages))
         before = len(decoding.output_ids)
@@ -177,6 +178,12 @@ def in_any_order(s, seed):
         return ahead
 
 
+def overlapped(s, name, *given):
+    """One of these with the loop that SGLang has on GPUs."""
+    with overlapping(s):
+        return globals()[name](s, *given)
+
+
 # ---- here ----
 
 
@@ -186,8 +193,12 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
         yield process
 
 
-def test_others_decode_while_it_is_copied(scheduler) -> None:
-    log, copied, details = scheduler(others_decode_meanwhile)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_others_decode_while_it_is_copied(scheduler, overlap: bool) -> None:
+    if overlap:
+        log, copied, details = scheduler(overlapped, others_decode_meanwhile.__name__, 11)
+    else:
+        log, copied, details = scheduler(others_decode_meanwhile, 1)
     assert log == [(0, PAGE), (992, 8)]
     assert copied == [61]
     assert details["host"] == 61 * PAGE
@@ -208,9 +219,17 @@ def test_it_is_copied_beside_its_forward_where_nobody_decodes_any_more(scheduler
 
 
 @pytest.mark.parametrize("how", ["aborted", "failed"])
-def test_it_may_end_while_it_is_copied(scheduler, how: str) -> None:
-    scheduler(ends_while_it_is_copied, how)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_it_may_end_while_it_is_copied(scheduler, how: str, overlap: bool) -> None:
+    if overlap:
+        scheduler(overlapped, ends_while_it_is_copied.__name__, how)
+    else:
+        scheduler(ends_while_it_is_copied, how)
 
 
 def test_any_order_of_things(scheduler) -> None:
     assert sum(scheduler(in_any_order, seed) for seed in range(6)) > 3
+
+
+def test_any_order_of_things_in_the_loop_of_gpus(scheduler) -> None:
+    assert sum(scheduler(overlapped, in_any_order.__name__, seed) for seed in range(20, 26)) > 3
