@@ -140,6 +140,12 @@ HITS = (Hits(160, 32, 12), Hits(2048, 64, 8), Hits(8192, 256, 6), Hits(30_000, 2
 HITS_AT_MOST = {(OFF, 8192): 0.2, (HICACHE, 8192): 1.1}
 
 
+#: Hits that come while so many others decode, and what these get meanwhile at least, of what they get alone.
+BESIDE, DECODING, DECODED_AT_LEAST = Hits(30_000, 256, 2), 7, 0.97
+#: How long they are counted alone, seconds; and tokens of each, at most.
+_ALONE_SECONDS, _DECODED = 1.0, 900
+
+
 class ServerAnswer(NamedTuple):
     """What one server answered."""
 
@@ -147,6 +153,7 @@ class ServerAnswer(NamedTuple):
     cached_tokens: int  # that were not computed in that round
     answers: list[tuple[int, ...]]  # of that round, then of the hits
     hits: Mapping[int, list[float]] = {}  # seconds to the first token, by their length
+    decoded: Sequence[float] = ()  # of alone, what others got who decoded beside each hit of BESIDE
 
 
 def serving(
@@ -267,6 +274,7 @@ def ask(
                 each(lambda system, seed=seed: asked[system].round(seed))  # type: ignore[misc]
             for hits in HITS:
                 each(lambda system, hits=hits: asked[system].hits(hits))  # type: ignore[misc]
+            each(lambda system: asked[system].decoded_beside(BESIDE))
         finally:
             timer.cancel()
     return {system: answers.get(system, one.answer) for system, one in asked.items()}
@@ -282,6 +290,7 @@ class AskedServer:
         self.was_asked = False
         self._turns: Sequence[TurnOutcome] = ()
         self._hits: dict[int, list[TurnOutcome]] = {}
+        self._decoded: list[float] = []
 
     @property
     def answer(self) -> ServerAnswer:
@@ -291,6 +300,7 @@ class AskedServer:
             sum(answer.prompt_tokens - answer.computed for answer in self._turns),
             [answer.token_ids for answer in (*self._turns, *hits)],
             {length: [answer.ttft_seconds for answer in answers] for length, answers in self._hits.items()},
+            tuple(self._decoded),
         )
 
     def round(self, seed: int) -> None:
@@ -305,25 +315,85 @@ class AskedServer:
     def hits(self, hits: Hits) -> None:
         """Prompts, one at a time; others, until the device has lost them; then the first ones again, with something new
         behind them. Nothing that is longer than the pool holds."""
+        if again := self._lost(hits):
+            self._hits[hits.length] = [self._ask(prompt) for prompt in again]
+
+    def decoded_beside(self, hits: Hits) -> None:
+        """Likewise, while others decode: what these get until each first token, of what they get alone."""
+        if not (again := self._lost(hits)):
+            return
+        with Decoding(self._port, DECODING) as decoding:
+            alone = decoding.rate(lambda: time.sleep(_ALONE_SECONDS))
+            for prompt in again:
+                self._decoded.append(decoding.rate(lambda prompt=prompt: self._ask(prompt, 1)) / alone)  # type: ignore[misc]
+
+    def _lost(self, hits: Hits) -> list[list[int]]:
+        """Prompts whose beginnings the device has had and lost; none where they are longer than the pool holds."""
         from ..bench.multiturn_workload import draw_tokens
 
         pool = pool_tokens(self._load)
         if hits.length + hits.new + NEW_TOKENS > pool:
-            return
+            return []
         draw = random.Random(hits.length)
         before = [draw_tokens(draw, VOCABULARY, hits.length) for _ in range(hits.prompts)]
         filling = self._load.longest * 2 // 3
         others = [draw_tokens(draw, VOCABULARY, filling) for _ in range(pool // filling + 1)]
         for prompt in (*before, *others):
             self._ask(prompt)
-        again = [prompt + draw_tokens(draw, VOCABULARY, hits.new) for prompt in before]
-        self._hits[hits.length] = [self._ask(prompt) for prompt in again]
+        return [prompt + draw_tokens(draw, VOCABULARY, hits.new) for prompt in before]
 
-    def _ask(self, prompt: list[int]) -> TurnOutcome:
+    def _ask(self, prompt: list[int], new_tokens: int = NEW_TOKENS) -> TurnOutcome:
         from ..bench.multiturn_replay import ask
         from ..bench.multiturn_workload import BenchTurn
 
-        return ask(self._port, BenchTurn(0, 0, prompt), NEW_TOKENS)
+        return ask(self._port, BenchTurn(0, 0, prompt), new_tokens)
+
+
+class Decoding:
+    """Requests that decode until this ends, each with a thread that counts its tokens. Raises CommandError."""
+
+    def __init__(self, port: int, requests: int) -> None:
+        self._port = port
+        self._tokens = [0] * requests
+        self._over = threading.Event()
+        self._wrong: list[CommandError] = []
+        self._threads = [threading.Thread(target=self._decode, args=(number,)) for number in range(requests)]
+
+    def _decode(self, number: int) -> None:
+        from ..demo.replay import stream
+
+        sampling = {"temperature": 0, "max_new_tokens": _DECODED, "ignore_eos": True}
+        body = {"input_ids": [number + 1] * 32, "sampling_params": sampling, "stream": True}
+        try:
+            for event in stream(self._port, "/generate", body):
+                self._tokens[number] = len(event["output_ids"])
+                if self._over.is_set():
+                    return  # the server ends a request whose answer nobody reads
+            if not self._over.is_set():
+                raise CommandError(f"{_DECODED} tokens were too few to be decoded meanwhile")
+        except CommandError as error:
+            self._wrong.append(error)
+
+    def __enter__(self) -> Decoding:
+        for thread in self._threads:
+            thread.start()
+        while not all(self._tokens) and not self._wrong:
+            time.sleep(0.001)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def rate(self, work: Callable[[], object]) -> float:
+        """Tokens a second of all of them while `work` is done."""
+        before, began = sum(self._tokens), time.perf_counter()
+        work()
+        took = time.perf_counter() - began
+        if self._wrong:
+            raise self._wrong[0]
+        return (sum(self._tokens) - before) / took
 
 
 def summary(found: Mapping[str, ServerAnswer]) -> Iterator[ProofFigure]:
@@ -341,6 +411,14 @@ def summary(found: Mapping[str, ServerAnswer]) -> Iterator[ProofFigure]:
         for length, times in asked.hits.items():
             milliseconds = float(np.median(times)) * 1e3
             yield figure(f"first token, {system}, {length} tokens found", milliseconds, "ms", note=f"of {len(times)}")
+        if asked.decoded:
+            yield figure(
+                f"others decode, {system}, {BESIDE.length} tokens found",
+                float(np.median(asked.decoded)),
+                "of alone",
+                at_least=DECODED_AT_LEAST if system == TIERS else None,
+                note=f"until the first token of {len(asked.decoded)}",
+            )
     for other in (OFF, HICACHE):
         if TIERS not in found or other not in found:
             continue

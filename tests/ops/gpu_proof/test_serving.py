@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands.bench import multiturn_replay
 from swift_tiers.ops.commands.bench.multiturn_replay import Replayed, TurnOutcome
 from swift_tiers.ops.commands.bench.multiturn_workload import BenchTurn
-from swift_tiers.ops.commands.demo import entry_points, servers
+from swift_tiers.ops.commands.demo import entry_points, replay, servers
 from swift_tiers.ops.commands.demo.servers import Server
 from swift_tiers.ops.commands.gpu_proof import serving
 from swift_tiers.ops.commands.gpu_proof.figures import LeftOutError, ProofCheck, ProofFigure
@@ -219,6 +220,66 @@ def test_servers_beside_each_other_are_asked_the_same_by_turns(asked: list[tuple
     assert tokens[-12:] == [192] * 12
     assert sum(tokens[12:-12]) > pool
     assert set(ModelServer.ended) == {OFF, "fails", TIERS}
+
+
+class Streams:
+    """Answers that come token by token: to nobody while the device waits, and so many a second else."""
+
+    def __init__(self, per_second: float, most: int = 10**6) -> None:
+        self.per_second, self.most, self.waits = per_second, most, False
+        self.under_way = 0
+
+    def __call__(self, port: int, path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
+        tokens: list[int] = []
+        self.under_way += 1
+        try:
+            while len(tokens) < self.most:
+                time.sleep(1 / self.per_second)
+                if not self.waits:
+                    tokens.append(1)
+                    yield {"output_ids": list(tokens)}
+        finally:
+            self.under_way -= 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_those_who_decode_are_counted_until_the_first_token_of_a_hit(
+    asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    streams, answered = Streams(500.0), multiturn_replay.ask
+
+    def ask(port: int, turn: BenchTurn, new_tokens: int) -> TurnOutcome:
+        if new_tokens == 1:
+            streams.waits = waits
+            time.sleep(0.1)
+            streams.waits = False
+        return answered(port, turn, new_tokens)
+
+    monkeypatch.setattr(replay, "stream", streams)
+    monkeypatch.setattr(multiturn_replay, "ask", ask)
+    monkeypatch.setattr(serving, "_ALONE_SECONDS", 0.1)
+    server = serving.AskedServer(1, ServingLoad(agents=2, turns=2, longest=600))
+    server.decoded_beside(serving.Hits(160, 32, 2))
+    assert [tokens for _, tokens in asked[-2:]] == [192, 192]
+    assert all(share < 0.4 if waits else share > 0.4 for share in server.answer.decoded), server.answer.decoded
+    assert len(server.answer.decoded) == 2
+    assert streams.under_way == 0, "somebody decodes on"
+
+
+def test_those_who_have_nothing_left_to_decode_are_an_error(
+    asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "stream", Streams(500.0, most=3))
+    server = serving.AskedServer(1, ServingLoad(agents=2, turns=2, longest=600))
+    with pytest.raises(CommandError, match="too few"):
+        server.decoded_beside(serving.Hits(160, 32, 2))
+
+
+def test_what_others_decode_has_a_bound() -> None:
+    found = {system: ServerAnswer([1.0], 0, [(1,)], {}, [0.5, 0.9, 0.98]) for system in (TIERS, HICACHE)}
+    figures = {figure.name: figure for figure in summary(found)}
+    ours, theirs = (figures[f"others decode, {system}, 30000 tokens found"] for system in (TIERS, HICACHE))
+    assert (ours.value, ours.holds, theirs.holds) == (0.9, False, None)
 
 
 def test_a_server_that_hangs_is_ended_when_its_time_is_over(asked: list[tuple[int, int]], tmp_path: Path) -> None:
