@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import json
 import math
-import random
 import signal
 import tempfile
 import threading
@@ -28,11 +27,23 @@ import numpy as np
 
 from ...base.errors import CommandError
 from ..demo.entry_points import announce_own
+from .asked_server import (
+    BESIDE,
+    DECODED_AT_LEAST,
+    HITS,
+    PAGE_TOKENS,
+    ROUNDS,
+    VOCABULARY,
+    AskedServer,
+    ServerAnswer,
+    ServingLoad,
+    pool_tokens,
+)
 from .figures import LeftOutError, ProofCheck, ProofFigure
 from .layouts import LAYOUTS, Layout
 
 if TYPE_CHECKING:
-    from ..bench.multiturn_replay import TurnOutcome
+    pass
 
 #: What is imported by servers with tiers and no bus, and by who asks them.
 NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "numba", "zmq")
@@ -41,32 +52,18 @@ OFF, HICACHE, TIERS = "off", "HiCache", "swift-tiers"
 SYSTEMS = (OFF, TIERS, HICACHE)
 #: A server that is not ready by then is an error, seconds: the first on a machine compiles kernels of SGLang's by nvcc.
 START_SECONDS = 300.0
+#: What a first token takes at most, of another system's, where so many tokens are found.
+HITS_AT_MOST = {(OFF, 8192): 0.2, (HICACHE, 8192): 1.1}
 #: With less than that left, seconds, no server is begun.
 _FEWEST_SECONDS = 60.0
-NEW_TOKENS = 8
-#: Seeds; the last one counts.
-ROUNDS = (0, 1)
 #: Where all run beside each other SGLang keeps this share of what is free when it starts, rather than of the device;
 #: and what a server takes of the device beside weights and pool, about, bytes.
 _SHARE_BESIDE, _BESIDES = "0.95", 3 * 2**30
-VOCABULARY = 151_936
-_PAGE = 16
 
 
 def can_serve() -> bool:
     """Whether what servers need is installed, as far as that is known without importing it."""
     return all(importlib.util.find_spec(name) is not None for name in NEEDED)
-
-
-class ServingLoad(NamedTuple):
-    """What is asked, and of what memory."""
-
-    agents: int = 8
-    turns: int = 4
-    longest: int = 12_000  # tokens of a prompt, at most
-    together: int = 2  # requests at a time
-    device_share: float = 0.4  # of all agents' tokens, in the device pool
-    host_share: float = 1.5  # likewise, in host memory
 
 
 def model_directory(folder: Path, layout: Layout) -> Path:
@@ -94,19 +91,13 @@ def model_directory(folder: Path, layout: Layout) -> Path:
     return folder
 
 
-def pool_tokens(load: ServingLoad) -> int:
-    """Of each server's device pool."""
-    tokens = load.agents * load.longest
-    return -(-int(max(tokens * load.device_share, load.together * (load.longest + 64))) // _PAGE) * _PAGE
-
-
 def arguments(system: str, model: Path, layout: Layout, load: ServingLoad) -> list[str]:
     """The flags of one server."""
     device = pool_tokens(load)
     host = int(load.agents * load.longest * load.host_share)
     common = [
         "--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init",
-        "--dtype", "bfloat16", "--max-total-tokens", str(device), "--page-size", str(_PAGE),
+        "--dtype", "bfloat16", "--max-total-tokens", str(device), "--page-size", str(PAGE_TOKENS),
         "--attention-backend", "triton", "--sampling-backend", "pytorch", "--enable-cache-report",
         # No more graphs than these requests need: to capture them all would take a server most of its start.
         "--cuda-graph-max-bs-decode", str(max(8, load.together)), "--disable-prefill-cuda-graph",
@@ -122,38 +113,9 @@ def arguments(system: str, model: Path, layout: Layout, load: ServingLoad) -> li
             "write_through",
         ]
     if system == TIERS:
-        config = {"host": {"size": host // _PAGE * layout.page_bytes}, "bus": {"enabled": False}}
+        config = {"host": {"size": host // PAGE_TOKENS * layout.page_bytes}, "bus": {"enabled": False}}
         return [*common, "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config)]
     return common
-
-
-class Hits(NamedTuple):
-    """Prompts that the device has had and lost, asked once more with something new behind them."""
-
-    length: int  # tokens that were asked before, of each
-    new: int  # tokens behind them
-    prompts: int
-
-
-HITS = (Hits(160, 32, 12), Hits(2048, 64, 8), Hits(8192, 256, 6), Hits(30_000, 256, 2))
-#: What a first token takes at most, of another system's, where so many tokens are found.
-HITS_AT_MOST = {(OFF, 8192): 0.2, (HICACHE, 8192): 1.1}
-
-
-#: Hits that come while so many others decode, and what these get meanwhile at least, of what they get alone.
-BESIDE, DECODING, DECODED_AT_LEAST = Hits(30_000, 256, 2), 7, 0.97
-#: How long they are counted alone, seconds; and tokens of each, at most.
-_ALONE_SECONDS, _DECODED = 1.0, 900
-
-
-class ServerAnswer(NamedTuple):
-    """What one server answered."""
-
-    seconds: list[float]  # to the first token, of turns with a history, in the round that counts
-    cached_tokens: int  # that were not computed in that round
-    answers: list[tuple[int, ...]]  # of that round, then of the hits
-    hits: Mapping[int, list[float]] = {}  # seconds to the first token, by their length
-    decoded: Sequence[float] = ()  # of alone, what others got who decoded beside each hit of BESIDE
 
 
 def serving(
@@ -210,7 +172,7 @@ def server_bytes(layout: Layout, load: ServingLoad) -> int:
     heads = layout.hidden + 2 * layout.kv_heads * layout.head_dim
     layer = layout.hidden * (heads + layout.hidden + 3 * layout.inner)
     weights = 2 * (layout.layers * layer + 2 * VOCABULARY * layout.hidden)
-    return weights + pool_tokens(load) // _PAGE * layout.page_bytes + _BESIDES
+    return weights + pool_tokens(load) // PAGE_TOKENS * layout.page_bytes + _BESIDES
 
 
 class TooLateError(CommandError):
@@ -278,122 +240,6 @@ def ask(
         finally:
             timer.cancel()
     return {system: answers.get(system, one.answer) for system, one in asked.items()}
-
-
-class AskedServer:
-    """One server, and what it has answered so far. Every method raises CommandError."""
-
-    def __init__(self, port: int, load: ServingLoad) -> None:
-        self._port = port
-        self._load = load
-        #: Whether it has answered the round that counts.
-        self.was_asked = False
-        self._turns: Sequence[TurnOutcome] = ()
-        self._hits: dict[int, list[TurnOutcome]] = {}
-        self._decoded: list[float] = []
-
-    @property
-    def answer(self) -> ServerAnswer:
-        hits = [answer for answers in self._hits.values() for answer in answers]
-        return ServerAnswer(
-            [answer.ttft_seconds for answer in self._turns if answer.turn],
-            sum(answer.prompt_tokens - answer.computed for answer in self._turns),
-            [answer.token_ids for answer in (*self._turns, *hits)],
-            {length: [answer.ttft_seconds for answer in answers] for length, answers in self._hits.items()},
-            tuple(self._decoded),
-        )
-
-    def round(self, seed: int) -> None:
-        """Agents that take turns; the last round counts."""
-        from ..bench.multiturn_replay import replay
-        from ..bench.multiturn_workload import RoundShape, make_round
-
-        shape = RoundShape(self._load.agents, self._load.turns, self._load.longest)
-        self._turns = replay(self._port, make_round(shape, VOCABULARY, seed), self._load.together, NEW_TOKENS).answers
-        self.was_asked = seed == ROUNDS[-1]
-
-    def hits(self, hits: Hits) -> None:
-        """Prompts, one at a time; others, until the device has lost them; then the first ones again, with something new
-        behind them. Nothing that is longer than the pool holds."""
-        if again := self._lost(hits):
-            self._hits[hits.length] = [self._ask(prompt) for prompt in again]
-
-    def decoded_beside(self, hits: Hits) -> None:
-        """Likewise, while others decode: what these get until each first token, of what they get alone."""
-        if not (again := self._lost(hits)):
-            return
-        with Decoding(self._port, DECODING) as decoding:
-            alone = decoding.rate(lambda: time.sleep(_ALONE_SECONDS))
-            for prompt in again:
-                self._decoded.append(decoding.rate(lambda prompt=prompt: self._ask(prompt, 1)) / alone)  # type: ignore[misc]
-
-    def _lost(self, hits: Hits) -> list[list[int]]:
-        """Prompts whose beginnings the device has had and lost; none where they are longer than the pool holds."""
-        from ..bench.multiturn_workload import draw_tokens
-
-        pool = pool_tokens(self._load)
-        if hits.length + hits.new + NEW_TOKENS > pool:
-            return []
-        draw = random.Random(hits.length)
-        before = [draw_tokens(draw, VOCABULARY, hits.length) for _ in range(hits.prompts)]
-        filling = self._load.longest * 2 // 3
-        others = [draw_tokens(draw, VOCABULARY, filling) for _ in range(pool // filling + 1)]
-        for prompt in (*before, *others):
-            self._ask(prompt)
-        return [prompt + draw_tokens(draw, VOCABULARY, hits.new) for prompt in before]
-
-    def _ask(self, prompt: list[int], new_tokens: int = NEW_TOKENS) -> TurnOutcome:
-        from ..bench.multiturn_replay import ask
-        from ..bench.multiturn_workload import BenchTurn
-
-        return ask(self._port, BenchTurn(0, 0, prompt), new_tokens)
-
-
-class Decoding:
-    """Requests that decode until this ends, each with a thread that counts its tokens. Raises CommandError."""
-
-    def __init__(self, port: int, requests: int) -> None:
-        self._port = port
-        self._tokens = [0] * requests
-        self._over = threading.Event()
-        self._wrong: list[CommandError] = []
-        self._threads = [threading.Thread(target=self._decode, args=(number,)) for number in range(requests)]
-
-    def _decode(self, number: int) -> None:
-        from ..demo.replay import stream
-
-        sampling = {"temperature": 0, "max_new_tokens": _DECODED, "ignore_eos": True}
-        body = {"input_ids": [number + 1] * 32, "sampling_params": sampling, "stream": True}
-        try:
-            for event in stream(self._port, "/generate", body):
-                self._tokens[number] = len(event["output_ids"])
-                if self._over.is_set():
-                    return  # the server ends a request whose answer nobody reads
-            if not self._over.is_set():
-                raise CommandError(f"{_DECODED} tokens were too few to be decoded meanwhile")
-        except CommandError as error:
-            self._wrong.append(error)
-
-    def __enter__(self) -> Decoding:
-        for thread in self._threads:
-            thread.start()
-        while not all(self._tokens) and not self._wrong:
-            time.sleep(0.001)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def rate(self, work: Callable[[], object]) -> float:
-        """Tokens a second of all of them while `work` is done."""
-        before, began = sum(self._tokens), time.perf_counter()
-        work()
-        took = time.perf_counter() - began
-        if self._wrong:
-            raise self._wrong[0]
-        return (sum(self._tokens) - before) / took
 
 
 def summary(found: Mapping[str, ServerAnswer]) -> Iterator[ProofFigure]:

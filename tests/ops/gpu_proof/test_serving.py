@@ -21,19 +21,11 @@ from swift_tiers.ops.commands.bench.multiturn_replay import Replayed, TurnOutcom
 from swift_tiers.ops.commands.bench.multiturn_workload import BenchTurn
 from swift_tiers.ops.commands.demo import entry_points, replay, servers
 from swift_tiers.ops.commands.demo.servers import Server
-from swift_tiers.ops.commands.gpu_proof import serving
+from swift_tiers.ops.commands.gpu_proof import asked_server, serving
+from swift_tiers.ops.commands.gpu_proof.asked_server import HITS, ServerAnswer, ServingLoad, pool_tokens
 from swift_tiers.ops.commands.gpu_proof.figures import LeftOutError, ProofCheck, ProofFigure
 from swift_tiers.ops.commands.gpu_proof.layouts import LAYOUTS
-from swift_tiers.ops.commands.gpu_proof.serving import (
-    HICACHE,
-    OFF,
-    SYSTEMS,
-    TIERS,
-    ServerAnswer,
-    ServingLoad,
-    arguments,
-    summary,
-)
+from swift_tiers.ops.commands.gpu_proof.serving import HICACHE, OFF, SYSTEMS, TIERS, arguments, summary
 
 QWEN = LAYOUTS[0]
 
@@ -206,8 +198,8 @@ def test_servers_beside_each_other_are_asked_the_same_by_turns(asked: list[tuple
     assert isinstance(off, ServerAnswer)
     assert off == tiers
     assert len(off.seconds) == 2, "turns with a history"
-    pool = serving.pool_tokens(load)
-    assert set(off.hits) == {hits.length for hits in serving.HITS if hits.length + hits.new + 8 <= pool} == {160}
+    pool = pool_tokens(load)
+    assert set(off.hits) == {hits.length for hits in HITS if hits.length + hits.new + 8 <= pool} == {160}
     assert len(off.hits[160]) == 12
     first, second = dict.fromkeys(port for port, _ in asked)
     by_server = [[tokens for port, tokens in asked if port == one] for one in (first, second)]
@@ -257,9 +249,9 @@ def test_those_who_decode_are_counted_until_the_first_token_of_a_hit(
 
     monkeypatch.setattr(replay, "stream", streams)
     monkeypatch.setattr(multiturn_replay, "ask", ask)
-    monkeypatch.setattr(serving, "_ALONE_SECONDS", 0.1)
-    server = serving.AskedServer(1, ServingLoad(agents=2, turns=2, longest=600))
-    server.decoded_beside(serving.Hits(160, 32, 2))
+    monkeypatch.setattr(asked_server, "_ALONE_SECONDS", 0.1)
+    server = asked_server.AskedServer(1, ServingLoad(agents=2, turns=2, longest=600))
+    server.decoded_beside(asked_server.Hits(160, 32, 2))
     assert [tokens for _, tokens in asked[-2:]] == [192, 192]
     assert all(share < 0.4 if waits else share > 0.4 for share in server.answer.decoded), server.answer.decoded
     assert len(server.answer.decoded) == 2
@@ -270,9 +262,9 @@ def test_those_who_have_nothing_left_to_decode_are_an_error(
     asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "stream", Streams(500.0, most=3))
-    server = serving.AskedServer(1, ServingLoad(agents=2, turns=2, longest=600))
+    server = asked_server.AskedServer(1, ServingLoad(agents=2, turns=2, longest=600))
     with pytest.raises(CommandError, match="too few"):
-        server.decoded_beside(serving.Hits(160, 32, 2))
+        server.decoded_beside(asked_server.Hits(160, 32, 2))
 
 
 def test_what_others_decode_has_a_bound() -> None:
@@ -290,11 +282,11 @@ def test_a_server_that_hangs_is_ended_when_its_time_is_over(asked: list[tuple[in
 def test_what_was_answered_when_time_was_over_is_kept(
     asked: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hits(self: serving.AskedServer, hits: serving.Hits) -> None:
+    def hits(self: asked_server.AskedServer, hits: asked_server.Hits) -> None:
         time.sleep(0.6)
         raise CommandError("it was killed")
 
-    monkeypatch.setattr(serving.AskedServer, "hits", hits)
+    monkeypatch.setattr(asked_server.AskedServer, "hits", hits)
     answers = serving.ask(plans(tmp_path, OFF), ServingLoad(agents=2, turns=2, longest=600), seconds=0.5)
     answer = answers[OFF]
     assert isinstance(answer, ServerAnswer)
