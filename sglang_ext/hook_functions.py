@@ -46,6 +46,7 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         self.enable_lmcache = True
         linker.reporting = Reporting(self, linker)
         self.tree_cache.linker.whole = why_all_whole(self, linker.pool)
+        self.tree_cache.linker.asked_each_round = not self.prefill_decode_interval
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
         self.tree_cache.room_made = lambda: _admit_again(self)
         runner = self.tp_worker.model_runner

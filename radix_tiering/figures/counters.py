@@ -96,8 +96,8 @@ class LinkCounters(LinkCounts[Never], counts=True):
 
     latency: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
 
-    def count(self, pages: int, nbytes: int, seconds: float) -> None:
-        """One copy has ended well. `seconds`: from handing it over to its end."""
+    def count(self, pages: int, nbytes: int, seconds: float, *, exact: bool = True) -> None:
+        """One copy has ended well. `seconds`: from handing it over to its end; not `exact`: about so many."""
         self.transfers += 1
         self.pages += pages
         self.bytes += nbytes

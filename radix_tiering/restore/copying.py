@@ -17,15 +17,15 @@ class TimedLink(LinkCounters, counts=True):
 
     The first copies say it by the quickest of them: nothing makes a copy quicker than copies are. Then each corrects
     what was believed before, within the bounds of a `Correction`: after one in which everything stood still a page is
-    believed to take twice as long at most.
+    believed to take twice as long at most. What is not known exactly says nothing.
     """
 
     page_seconds: float = math.inf  # by the copies that were timed
     pages_timed: int = 0
 
-    def count(self, pages: int, nbytes: int, seconds: float) -> None:
+    def count(self, pages: int, nbytes: int, seconds: float, *, exact: bool = True) -> None:
         super().count(pages, nbytes, seconds)
-        if pages <= 0 or seconds <= 0:
+        if not exact or pages <= 0 or seconds <= 0:
             return
         if self.pages_timed < PAGES_TIMED:
             self.page_seconds = min(self.page_seconds, seconds / pages)

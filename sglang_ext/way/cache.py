@@ -53,6 +53,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         #: Why every request needs its prefix whole before it is computed; empty: pages may come up between two chunks.
         self.whole = "the scheduler is not complete"
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
+        #: Whether SGLang asks for a chunked request in each round; else its pages would be asked for too late.
+        self.asked_each_round = True
         self._matching: TieredRequest | None = None  # the request that match() is working on
         self._arrived = 0  # requests, so far
         #: By the last page of prefixes with a state: how often they have come back, the latest last.
@@ -182,8 +184,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         there before a forward that needs them is launched, for the sake of those who decode: on every rank, and where
         nobody else could be admitted meanwhile."""
         others = (one for one in self.cache_linker.requests.values() if one is not request)
-        if request.facts.whole or any(
-            one.stage is TieringStage.WAITING and (one.agreed or one.computes) for one in others
+        if (
+            not self.asked_each_round
+            or request.facts.whole
+            or any(one.stage is TieringStage.WAITING and (one.agreed or one.computes) for one in others)
         ):
             return False
         ((wanted,),) = least([[request.wants_copying_first(pages)]], self.cache._all_reduce_attn_groups)

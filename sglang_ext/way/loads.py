@@ -239,24 +239,23 @@ class Loader:
         waits = self._pool.accelerator is None or bool(states)
         if waits:
             wait_for(ready)
-        asked = self._runner.monotonic()
-        began = asked if waits or reached(ready) else None
+        began, exact, first = self._runner.monotonic(), waits or reached(ready), None
 
         def layer_done(layer: int, mark: QueueMark | None) -> None:
-            nonlocal began
+            nonlocal began, exact, first
             for one in self._pool.releases[layer]:
                 self.counter.complete(index, one, mark)
-            if layer == self._pool.geometry.layers - 1 and began is None and not reached(ready):
+            first = first or mark
+            if layer == self._pool.geometry.layers - 1 and not exact and not reached(ready):
                 wait_for(ready)
                 began = self._runner.monotonic()
+                exact = first is None or not first.query()  # else this thread has had its turn late
 
         self._copy_states(index, [state for _, state in states])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
-        ended = self._runner.monotonic()
+        seconds = self._runner.monotonic() - began
         slots = np.concatenate([slots, *(state.places.numbers for _, state in states)])
-        if began is not None:  # else while it was being asked for, nobody knows when
-            self._count_link(slots, self._pool.geometry.page_bytes, ended - began)
-        seconds = ended - (asked if began is None else began)
+        self._count_link(slots, self._pool.geometry.page_bytes, seconds, exact=exact)
         digests = self._pool.digests(pool_pages) if by_device else None
         ends = np.cumsum([len(load.places) for load in loads]).tolist()
         for verified, load, end in zip(looks, loads, ends, strict=True):
@@ -310,11 +309,11 @@ class Loader:
             logger.exception("swift-tiers: pages that were copied stay in landing memory until their request ends")
             self._stack.events.emit("linker.error", where="copied", error=repr(error))
 
-    def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float) -> None:
+    def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float, *, exact: bool = True) -> None:
         """`nbytes` of each page. What had landed on the device came by another link, and was counted there."""
         pages = int((slots < self._stack.host.slots).sum())
         if pages:
-            self._stack.links["host-device"].count(pages, pages * nbytes, seconds)
+            self._stack.links["host-device"].count(pages, pages * nbytes, seconds, exact=exact)
 
     def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
         """Whatever goes wrong here, what has been copied has been."""

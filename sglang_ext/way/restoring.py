@@ -105,7 +105,7 @@ class RestoringAdder(PrefillAdder):
             return None
         if not 0 <= req.prefix_len // self.page_size - request.device_pages < request.pages:
             return None
-        if self.can_run_list or not self._others_run or not self._has_room_for(req):
+        if self.can_run_list or not self._others_decode or not self._has_room_for(req):
             return None
         if not wrapper.copied_first(request, pages):
             return None
@@ -170,7 +170,7 @@ class RestoringAdder(PrefillAdder):
             step = Step(step.jump, request.pages)
         limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
         limit = self._of_whole_pages(self._with_room(limit, (step.jump - front) * page), (step.jump - front) * page)
-        apart = request.copied_first and step.jump > front and self._others_run and not self._room_ends(req)
+        apart = request.copied_first and step.jump > front and self._others_decode and not self._room_ends(req)
         if apart or (request.drains and limit <= 0) or not wrapper.came_ahead(request):
             if self._with_room(page, (step.jump - front) * page) > 0:
                 wrapper.jump_ahead(request, front, step.jump)
@@ -221,6 +221,12 @@ class RestoringAdder(PrefillAdder):
     @property
     def _others_run(self) -> bool:
         return bool(self.running_batch) and not self.running_batch.is_empty()
+
+    @property
+    def _others_decode(self) -> bool:
+        """Those of whom nothing is wanted but their prompt are in a batch with others until their result is looked
+        at."""
+        return self._others_run and not self.running_batch.is_prefill_only
 
     @property
     def _room(self) -> int:
