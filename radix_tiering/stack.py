@@ -154,6 +154,7 @@ class TierStack:
             layers=geometry.layers,
             choice=restoring.strategy,
             chunk_tokens=restoring.chunk,
+            copy_first=restoring.copy_first,
         )
         self.planner.copying = timed.copying
         self.restorer = Restorer(

@@ -358,6 +358,13 @@ class RestoreConfig(Section, frozen=True):
             "CacheFlow; by-age: the oldest"
         ),
     ] = "by-need"
+    copy_first: Annotated[
+        bool,
+        Meta(
+            description="While others decode, copy a long prefix from host memory before its forward is launched, so "
+            "that they do not wait for it; false: always beside its forward, layer by layer"
+        ),
+    ] = True
 
 
 class TiersConfig(Section, frozen=True):

@@ -92,10 +92,13 @@ class Planner:
         layers: int,
         choice: Choice = "auto",
         chunk_tokens: int = CHUNK_TOKENS,
+        copy_first: bool = True,
     ) -> None:
-        """`page_bytes`: of the KV of one page, all layers. `choice`: `restore.strategy` of the configuration."""
+        """`page_bytes`: of the KV of one page, all layers. `choice`: `restore.strategy` of the configuration, and
+        `copy_first` of it."""
         self.costs = costs
         self.choice = choice
+        self._copy_first = copy_first
         self._page_tokens = page_tokens
         self._page_bytes = page_bytes
         self._layers = layers
@@ -229,7 +232,7 @@ class Planner:
         forward that needs them is launched, where others decode: they would wait for the copy, which is worth one
         forward more, if it takes many times as long."""
         each, one_page = self.here_seconds(), self._one_page(start)
-        if each is None or one_page is None or self.choice not in ("auto", "load"):
+        if not self._copy_first or each is None or one_page is None or self.choice not in ("auto", "load"):
             return False
         return pages * each > COPIED_FIRST * one_page
 

@@ -313,9 +313,12 @@ def test_nothing_is_drained_where_recomputing_is_faster() -> None:
     assert not draining(10.0, 60, host=0.01).drains
 
 
-def copied_first(pages: int, each: float | None, choice: Choice = "auto") -> bool:
+def copied_first(pages: int, each: float | None, choice: Choice = "auto", *, wanted: bool = True) -> bool:
     """Of pages of which one takes `each` seconds; a forward over one takes 0.12 s."""
-    planner = Planner(Known(1.0, 1024), page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4, choice=choice)
+    page_bytes = PAGE * TOKEN_BYTES
+    planner = Planner(
+        Known(1.0, 1024), page_tokens=PAGE, page_bytes=page_bytes, layers=4, choice=choice, copy_first=wanted
+    )
     planner.copying = lambda: each
     return planner.copied_first(0, pages)
 
@@ -324,6 +327,7 @@ def test_what_takes_many_times_a_forward_over_one_page_is_copied_before_its_own(
     assert not copied_first(100, 3e-3)
     assert copied_first(150, 3e-3)
     assert copied_first(150, 3e-3, "load")
+    assert not copied_first(150, 3e-3, wanted=False)
 
 
 @pytest.mark.parametrize("choice", ["recompute", "token-wise", "layer-wise"])
