@@ -66,7 +66,7 @@ class RestoringAdder(PrefillAdder):
         if request is None and not taken and truncation_align_size is None:
             request = self._copied_first(req)
             if request is not None:
-                first, jump = True, req.prefix_len // page - request.device_pages
+                first, jump = True, self._front(req, request)
         # Below zero: the device has lost pages since it was asked for, and nothing of the restore follows what is left.
         if request is None or self.rem_chunk_tokens is None or not 0 <= jump < request.pages:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
@@ -87,7 +87,7 @@ class RestoringAdder(PrefillAdder):
             return result
         self.cut_short = True
         self._keep_room(req)
-        if req.prefix_len // page - request.device_pages == jump:
+        if self._front(req, request) == jump:
             if first:
                 request.admit_first(jump)
             else:
@@ -103,7 +103,7 @@ class RestoringAdder(PrefillAdder):
         request, pages = wrapper.of(req), req.host_hit_length // self.page_size
         if request is None or request.stage is not TieringStage.WAITING or not pages or self.rem_chunk_tokens is None:
             return None
-        if not 0 <= req.prefix_len // self.page_size - request.device_pages < request.pages:
+        if not 0 <= self._front(req, request) < request.pages:
             return None
         if self.can_run_list or not self._others_decode or not self._has_room_for(req):
             return None
@@ -117,7 +117,7 @@ class RestoringAdder(PrefillAdder):
     ) -> str:
         """Why the pages that it lacks cannot be computed in one forward, and by themselves, now; empty if they can.
         `taken`: SGLang follows another request's chunks."""
-        front = req.prefix_len // self.page_size - request.device_pages
+        front = self._front(req, request)
         end = req.prefix_len + (request.pages - front) * self.page_size
         if not 0 <= front < request.pages or end >= len(req.full_untruncated_fill_ids):
             return "the device has other pages than when it was asked for"
@@ -134,7 +134,7 @@ class RestoringAdder(PrefillAdder):
     def _add_by_layers(self, req: Any, request: TieredRequest, truncation_align_size: int | None) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         wrapper.unpromise(req)
-        front = req.prefix_len // self.page_size - request.device_pages
+        front = self._front(req, request)
         budget, tokens = self.rem_chunk_tokens or 0, (request.pages - front) * self.page_size
         self.rem_chunk_tokens = tokens
         result = super().add_one_req(req, False, truncation_align_size)
@@ -164,7 +164,7 @@ class RestoringAdder(PrefillAdder):
                 self._keep_room(req)
             return rest
         page = self.page_size
-        front = req.prefix_len // page - request.device_pages
+        front = self._front(req, request)
         step = wrapper.agree(request, front)
         if self._room_ends(req):
             step = Step(step.jump, request.pages)
@@ -210,13 +210,21 @@ class RestoringAdder(PrefillAdder):
         nothing of a chunked request; it ends the last of them where there is no room. The same on every rank."""
         if not self._others_run:
             return False
-        rest = self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len)
         next_pages = (1 + self.running_batch.batch_size()) * self.page_size
-        return self._room <= rest + next_pages
+        return self._room <= self._rest(req) + next_pages
 
     def _has_room_for(self, req: Any) -> bool:
         """Whether the device has room now for all that a request has not got there."""
-        return self._room >= self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len)
+        return self._room >= self._rest(req)
+
+    def _rest(self, req: Any) -> int:
+        """Tokens of the device that what it has not got there takes."""
+        return int(self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.prefix_len))
+
+    def _front(self, req: Any, request: TieredRequest) -> int:
+        """Pages of its restore that the device has; below zero where it has lost some since the request was asked
+        for."""
+        return int(req.prefix_len) // self.page_size - request.device_pages
 
     @property
     def _others_run(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from support.copying_server import PAGE, arguments, copies
 from support.overlapping import overlapping
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import RUN_SECONDS, abort_one, extends, nothing_left, prompt, quiet
+from support.slow_link import RUN_SECONDS, abort_one, alike, extends, nothing_left, prompt, quiet
 
 LIMIT = RUN_SECONDS
 LONG = 1000  # tokens of a prompt, whose last whole page may not be taken from below: 62 pages
@@ -49,7 +49,7 @@ def others_decode_meanwhile(s, seed):
         expected = s.generate(prompt(100 + seed, 40), 200)
         decoding = one_decodes(s, 100 + seed)
         copying.held, req = True, s.add(question)
-        log = steps(s, until=lambda: bool(copying.pages))
+        log = steps(s, until=lambda: bool(copying.copied))
         before = len(decoding.output_ids)
         for _ in range(20):
             batch = s.step()
@@ -62,7 +62,7 @@ def others_decode_meanwhile(s, seed):
         assert list(req.output_ids) == answer
         assert list(decoding.output_ids) == expected
         quiet(s)
-        return log, list(copying.pages), s.details(req)
+        return log, list(map(len, copying.copied)), s.details(req)
 
 
 def as_ever(s, which: str, seed: int):
@@ -81,7 +81,7 @@ def as_ever(s, which: str, seed: int):
         if which != "nobody decodes":
             assert len(decoding.output_ids) == 200
         quiet(s)
-        return log, list(copying.pages)
+        return log, list(map(len, copying.copied))
 
 
 def goes_on_alone(s):
@@ -92,14 +92,14 @@ def goes_on_alone(s):
         decoding, req = one_decodes(s, 103), s.add(question)
         course = s.cache.linker
         log = steps(s, until=lambda: course.on_course(req) is not None)
-        assert not copying.pages
+        assert not copying.copied
         from sglang.srt.managers.io_struct import AbortReq
 
         s.scheduler.abort_request(AbortReq(rid=decoding.rid))
         log += steps(s)
         assert list(req.output_ids) == answer
         quiet(s)
-        return log, list(copying.pages)
+        return log, list(map(len, copying.copied))
 
 
 def ends_while_it_is_copied(s, how: str):
@@ -113,7 +113,7 @@ def ends_while_it_is_copied(s, how: str):
         (answer,) = in_host_memory(s, question)
         decoding = one_decodes(s, 104)
         copying.held, req = True, s.add(question)
-        steps(s, until=lambda: bool(copying.pages))
+        steps(s, until=lambda: bool(copying.copied))
         free, seen = s.cache.free_kv_row, []
         s.cache.free_kv_row = lambda *given: (seen.append(bool(s.linker.loader.rows_under_way())), free(*given))
         if how == "aborted":
@@ -139,20 +139,15 @@ def ends_while_it_is_copied(s, how: str):
 def in_any_order(s, seed):
     """Requests with common prefixes, aborts, copies that fail, pages that leave: answers are right, nothing is kept."""
     dice, aborted = random.Random(seed), set()
-    shared = prompt(900 + seed, 480)
-    questions = [
-        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 700))]
-        for n in range(4)
-    ]
+    questions = alike(dice, seed, 4)
     with copies(s) as copying:
         answers = in_host_memory(s, *questions)
         longer = [s.generate(question, 40) for question in questions]
         s.empty_device()
         copying.seconds_each = dice.choice((0.0, 1e-4, 1e-3))
-        reqs, limit, ahead = [], time.monotonic() + LIMIT, 0
+        reqs, counted, limit = [], [], time.monotonic() + LIMIT
         load_ahead = s.linker.load_ahead
         s.linker.load_ahead = lambda request: (counted.append(1), load_ahead(request))
-        counted: list[int] = []
         while time.monotonic() < limit:
             if len(reqs) < len(questions) and dice.random() < 0.2:
                 reqs.append(s.add(questions[len(reqs)], 40, rid=f"first-{seed}-{len(reqs)}"))
@@ -166,7 +161,7 @@ def in_any_order(s, seed):
         else:
             raise AssertionError("not done")
         del s.linker.load_ahead
-        copying.fails, copying.seconds_each, ahead = 0, 0.0, len(counted)
+        copying.fails, copying.seconds_each = 0, 0.0
         for req, answer in zip(reqs, longer, strict=True):
             output = list(req.output_ids)
             assert output == answer[: len(output)]
@@ -175,7 +170,7 @@ def in_any_order(s, seed):
         quiet(s)
         assert [s.generate(question) for question in questions] == answers
         quiet(s)
-        return ahead
+        return len(counted)
 
 
 def overlapped(s, name, *given):
@@ -193,12 +188,15 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
         yield process
 
 
+def in_loop(scheduler, function, *given, overlap: bool):
+    """What it returns there, with the loop that SGLang has on GPUs or the one that it has on CPUs."""
+    return scheduler(overlapped, function.__name__, *given) if overlap else scheduler(function, *given)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_others_decode_while_it_is_copied(scheduler, overlap: bool) -> None:
-    if overlap:
-        log, copied, details = scheduler(overlapped, others_decode_meanwhile.__name__, 11)
-    else:
-        log, copied, details = scheduler(others_decode_meanwhile, 1)
+    seed = 11 if overlap else 1
+    log, copied, details = in_loop(scheduler, others_decode_meanwhile, seed, overlap=overlap)
     assert log == [(0, PAGE), (992, 8)]
     assert copied == [61]
     assert details["host"] == 61 * PAGE
@@ -221,15 +219,10 @@ def test_it_is_copied_beside_its_forward_where_nobody_decodes_any_more(scheduler
 @pytest.mark.parametrize("how", ["aborted", "failed"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_it_may_end_while_it_is_copied(scheduler, how: str, overlap: bool) -> None:
-    if overlap:
-        scheduler(overlapped, ends_while_it_is_copied.__name__, how)
-    else:
-        scheduler(ends_while_it_is_copied, how)
+    in_loop(scheduler, ends_while_it_is_copied, how, overlap=overlap)
 
 
-def test_any_order_of_things(scheduler) -> None:
-    assert sum(scheduler(in_any_order, seed) for seed in range(6)) > 3
-
-
-def test_any_order_of_things_in_the_loop_of_gpus(scheduler) -> None:
-    assert sum(scheduler(overlapped, in_any_order.__name__, seed) for seed in range(20, 26)) > 3
+@pytest.mark.parametrize("overlap", [False, True])
+def test_any_order_of_things(scheduler, overlap: bool) -> None:
+    first = 20 if overlap else 0
+    assert sum(in_loop(scheduler, in_any_order, seed, overlap=overlap) for seed in range(first, first + 6)) > 3

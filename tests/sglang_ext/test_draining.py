@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.landing_server import PAGE, SLOTS, Copies, arguments, landing_pool, lent_alone, quiet
+from support.landing_server import PAGE, SLOTS, arguments, landing_pool, lent_alone, quiet
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import RUN_SECONDS, abort_one, extends, nothing_left, prompt
+from support.slow_link import RUN_SECONDS, Copies, abort_one, alike, extends, nothing_left, prompt
 
 LIMIT = RUN_SECONDS
 
@@ -157,11 +157,7 @@ def in_any_order_of_two_ranks(s, seed):
 def in_any_order(s, seed):
     """Requests with common prefixes, aborts, copies that fail, leases that end: answers are right, nothing is kept."""
     dice, peer = random.Random(seed), landing_pool(s)
-    shared = prompt(900 + seed, 480)
-    questions = [
-        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 700))]
-        for n in range(3)
-    ]
+    questions = alike(dice, seed, 3)
     answers = lent_alone(s, *questions, here_too=seed % 2 == 1)
     Copies.seconds_each = dice.choice((0.0, 1e-4))
     reqs, lost, limit = [], set(), time.monotonic() + LIMIT

@@ -49,6 +49,16 @@ def make_loader(
     return Loader(pool, stack)
 
 
+def load_two(loader: Loader, forward: Any) -> bool:
+    """Load two pages behind this forward, and end the loader; whether they have landed."""
+    places, rows, restore = Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5])), SimpleNamespace()
+    try:
+        index = loader.start([Load(None, restore, 0, places, rows)], lambda: [forward])  # type: ignore[arg-type]
+        return loader.counter.finish(index)
+    finally:
+        loader.close()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bool) -> None:
     """Whoever has waited for it may look at once what the device's pages are used for."""
@@ -88,13 +98,8 @@ def test_the_forward_before_a_copy_is_no_part_of_what_it_takes() -> None:
         def synchronize(self) -> None:
             runner.clock.now += 100.0
 
-    loader, restore = make_loader(copy_in, runner), SimpleNamespace()
-    try:
-        places, rows = Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5]))
-        index = loader.start([Load(None, restore, 0, places, rows)], lambda: [Forward()])  # type: ignore[arg-type]
-        assert loader.counter.finish(index)
-    finally:
-        loader.close()
+    loader = make_loader(copy_in, runner)
+    assert load_two(loader, Forward())
     link = loader._stack.links["host-device"]
     assert (link.pages, link.seconds) == (2, 0.25)
 
@@ -128,16 +133,11 @@ def test_a_device_is_asked_for_copies_while_a_forward_is_under_way(
             layer_done(layer, mark)
         runner.clock.now += 0.25
 
-    loader, restore = make_loader(copy_in, runner, accelerator="some"), SimpleNamespace()
+    loader = make_loader(copy_in, runner, accelerator="some")
     told: list[tuple[int, float, bool]] = []
     link: Any = SimpleNamespace(count=lambda pages, nbytes, took, *, exact: told.append((pages, took, exact)))
     loader._stack.links["host-device"] = link
-    try:
-        places, rows = Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5]))
-        index = loader.start([Load(None, restore, 0, places, rows)], lambda: [Forward()])  # type: ignore[arg-type]
-        assert loader.counter.finish(index)
-    finally:
-        loader.close()
+    assert load_two(loader, Forward())
     assert told == [(2, seconds, exact)]
 
 

@@ -5,12 +5,12 @@ The functions that take a `StepScheduler` run in the scheduler's process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from support import slow_link
+from support.slow_link import Copies
 
 PAGE, CHUNK = 16, 64
 
@@ -34,31 +34,15 @@ class SlowCopying:
         self.sources = {"host": SourceCost(latency_seconds=0.0, bytes_per_second=page_bytes / 0.1)}
 
 
-class Copies:
-    """What copies to the device do: see `copies`."""
-
-    held = False
-    fails = 0
-    seconds_each = 0.0
-    pages: ClassVar[list[int]] = []  # of each that has begun
-
-
 @contextmanager
 def copies(s: Any) -> Iterator[type[Copies]]:
     """Copies begin, and wait as long as they are `held`; so many `fails`; each page takes so long."""
     pool, planner = s.linker.pool, s.linker.stack.planner
     original, costs = pool._copy_in, planner.costs
-    Copies.held, Copies.fails, Copies.seconds_each = False, 0, 0.0
-    Copies.pages.clear()
+    Copies.clear()
 
     def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, after: Any) -> None:
-        Copies.pages.append(len(pages))
-        while Copies.held:
-            time.sleep(1e-4)
-        if Copies.fails:
-            Copies.fails -= 1
-            raise OSError("injected")
-        time.sleep(Copies.seconds_each * len(pages))
+        Copies.begins(slots)
         original(pages, slab, slots, layer_done, after)
 
     pool._copy_in, planner.costs = copy_in, SlowCopying(pool.geometry.page_bytes)

@@ -6,12 +6,13 @@ The functions that take a `StepScheduler` run in the scheduler's process.
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from support import slow_link
+from support.slow_link import Copies
 
 PAGE, CHUNK, SLOTS, LEASE = 16, 64, 8, 2000
 
@@ -52,16 +53,6 @@ class SlowComputing:
         }
 
 
-class Copies:
-    """What copies to the device do, where a test wants something of them."""
-
-    #: Pages, by place, that were copied; a copy waits as long as it is `held`; so many are to fail.
-    copied: ClassVar[list[list[int]]] = []
-    held = False
-    fails = 0
-    seconds_each = 0.0
-
-
 def landing_pool(s: Any) -> Any:
     """Have the device's pool copy from landing memory, too, and costs be known; the memory that is lent."""
     from swift_tiers.ops.lab.torture.stacks import rows_at
@@ -73,13 +64,7 @@ def landing_pool(s: Any) -> Any:
         original = type(pool)._copy_in
 
         def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, after: Any) -> None:
-            Copies.copied.append(slots.tolist())
-            while Copies.held:
-                time.sleep(1e-4)
-            if Copies.fails:
-                Copies.fails -= 1
-                raise OSError("injected")
-            time.sleep(Copies.seconds_each * len(slots))
+            Copies.begins(slots)
             original(pool, pages, rows_at(stack, slots), np.arange(len(slots)), layer_done, after)
 
         pool._copy_in = copy_in
@@ -94,8 +79,7 @@ def lent_alone(s: Any, *prompts: list[int], here_too: bool = False) -> list[list
     from swift_tiers.radix_tiering.table.tier_copies import HOST
 
     stack, peer = s.linker.stack, landing_pool(s)
-    Copies.copied.clear()
-    Copies.held, Copies.fails, Copies.seconds_each = False, 0, 0.0
+    Copies.clear()
     answers = [s.generate(one) for one in prompts]
     s.empty_device()
     with stack.table.lock:

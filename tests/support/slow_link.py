@@ -50,6 +50,15 @@ def prompt(seed: int, tokens: int = 1000) -> list[int]:
     return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
+def alike(dice: random.Random, seed: int, count: int) -> list[list[int]]:
+    """Prompts of many lengths, of which some begin alike."""
+    shared = prompt(900 + seed, 480)
+    return [
+        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 700))]
+        for n in range(count)
+    ]
+
+
 def to_ssd(s, *prompts: list[int]) -> list[list[int]]:
     """The answers to `prompts`, whose pages are then on ssd alone."""
     answers = [s.generate(one) for one in prompts]
@@ -65,6 +74,33 @@ def quiet(s) -> None:
     with table.lock:
         check_rules(table)
         assert table.pinned_pages == 0, "pins leaked"
+
+
+class Copies:
+    """What copies to the device do, where a test wants something of them."""
+
+    #: Pages, by place, that were copied; a copy waits as long as it is `held`; so many are to fail.
+    copied: ClassVar[list[list[int]]] = []
+    held = False
+    fails = 0
+    seconds_each = 0.0
+
+    @classmethod
+    def clear(cls) -> None:
+        """Nothing is wanted of them any more."""
+        cls.copied.clear()
+        cls.held, cls.fails, cls.seconds_each = False, 0, 0.0
+
+    @classmethod
+    def begins(cls, slots: np.ndarray) -> None:
+        """One of these pages, before it copies any. Raises OSError where it is to fail."""
+        cls.copied.append(slots.tolist())
+        while cls.held:
+            time.sleep(1e-4)
+        if cls.fails:
+            cls.fails -= 1
+            raise OSError("injected")
+        time.sleep(cls.seconds_each * len(slots))
 
 
 class Unknown:

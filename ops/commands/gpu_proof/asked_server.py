@@ -49,8 +49,6 @@ class Hits(NamedTuple):
 
 
 HITS = (Hits(160, 32, 12), Hits(2048, 64, 8), Hits(8192, 256, 6), Hits(30_000, 256, 2))
-
-
 #: Hits that come while so many others decode, and what these get meanwhile at least, of what they get alone.
 BESIDE, DECODING, DECODED_AT_LEAST = Hits(30_000, 256, 2), 7, 0.97
 #: How long they are counted alone, seconds; and tokens of each, at most.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,9 +41,6 @@ from .asked_server import (
 )
 from .figures import LeftOutError, ProofCheck, ProofFigure
 from .layouts import LAYOUTS, Layout
-
-if TYPE_CHECKING:
-    pass
 
 #: What is imported by servers with tiers and no bus, and by who asks them.
 NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "numba", "zmq")

@@ -160,8 +160,8 @@ class RankWorld:
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
         cache.linker = SwiftLinkerWrapper(cache, state.linker)
         cache.linker.whole = ""
-        cache.linker.jump_ahead = self._jump_ahead
-        cache.linker.copied_first = self._copied_first
+        cache.linker.jump_ahead = self._counted("jump_ahead", "loaded ahead")
+        cache.linker.copied_first = self._counted("copied_first", "copied first")
         # By its own lights, as each rank has its own costs: they have to agree.
         state.stack.planner.copied_first = lambda start, pages: draw.random() < 0.7  # type: ignore[method-assign]
         model_runner = scheduler.tp_worker.model_runner
@@ -176,15 +176,15 @@ class RankWorld:
         self.forward = NumberedForward(scheduler, runner.sleep, damage_comes=_damage_may_refuse(plan))
         scheduler.tp_worker.forward_batch_generation = self.forward
 
-    def _jump_ahead(self, *given: Any) -> bool:
-        ahead: bool = SwiftLinkerWrapper.jump_ahead(self._s.cache.linker, *given)
-        self.state.happened["loaded ahead"] += ahead
-        return ahead
+    def _counted(self, method: str, name: str) -> Callable[..., bool]:
+        """This method of the wrapper, which counts under this name how often it says yes."""
 
-    def _copied_first(self, *given: Any) -> bool:
-        first: bool = SwiftLinkerWrapper.copied_first(self._s.cache.linker, *given)
-        self.state.happened["copied first"] += first
-        return first
+        def called(*given: Any) -> bool:
+            said: bool = getattr(SwiftLinkerWrapper, method)(self._s.cache.linker, *given)
+            self.state.happened[name] += said
+            return said
+
+        return called
 
     def _round(self) -> Any:
         """One step of the scheduler; SGLang's batch, or None."""
