@@ -19,12 +19,12 @@ from ...base.page import PageRecord
 from ...base.runner import Runner
 from ..tier import DAMAGED, ReadOutcome
 from .arrays import ring_batch  # noqa: F401 - compiled before the first transfer, not with it
-from .arrays.devices import Completion, DeviceArray, RequestArrays
+from .arrays.devices import Completion, CompletionArrays, DeviceArray, RequestArrays
 from .blockio import CONTROL_TAG, LAST_CHANCE, Patience
 from .device_state import DeviceState, Service, write_failed
 from .errands import DeviceNews, IoErrand
 from .kernels import FOREIGN, RIGHT
-from .layout import PageIdentity, SlotPlace, StoredPage
+from .layout import SlotPlace, StoredPage, unit_identity
 from .slots import SlotAllocator
 from .transfers import PageRead, PageWrite, Transfer, VerifyPool, explain
 from .units import Units
@@ -154,9 +154,10 @@ class IoThread:
         if self.runner.here(self._thread):
             raise RuntimeError("a callback of the stripe set must not wait for it: hand this over to another thread")
 
-    def identity(self, record: PageRecord, generation: int, digest: bytes, namespace_id: int) -> PageIdentity:
-        """What the headers of a page's units say alike."""
-        return PageIdentity(record, generation, digest, namespace_id, self.units.unit_bytes, self._set_id)
+    def identity(self, record: PageRecord, generation: int, digest: bytes, namespace_id: int) -> bytes:
+        """What the headers of a page's units say, as if of the first one in the first slot: kernels know the others."""
+        place = SlotPlace(self._set_id, 0, 0)
+        return unit_identity(record, generation, digest, namespace_id, 0, self.units.unit_bytes, place)
 
     # Any thread, with the lock held.
 
@@ -430,14 +431,14 @@ class IoThread:
         if not completions:
             return
         now = self._stirred = self._clock()
-        answered = np.array([(tag, error) for tag, _, error in completions], np.int64)
-        control = answered[:, 0] >= CONTROL_TAG
+        answered = CompletionArrays.of(completions)
+        tags, errors = answered.tags, answered.errors
+        control = tags >= CONTROL_TAG
         if control.any():
             # The slow paths gave up on these.
-            for tag in answered[control, 0].tolist():
+            for tag in tags[control].tolist():
                 self.patience.abandoned.pop(tag, None)
-            answered = answered[~control]
-        tags, errors = np.ascontiguousarray(answered[:, 0]), np.ascontiguousarray(answered[:, 1])
+            tags, errors = tags[~control], errors[~control]
         done = self.units.complete(tags, errors, now)
         if done.late:
             with self.lock:

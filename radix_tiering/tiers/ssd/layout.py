@@ -45,7 +45,6 @@ SLOT_MAGIC = b"SWFTSLOT"
 #: Everything of a slot header that a reader knows beforehand, so that one comparison checks all of it: first what is
 #: the same in every unit of a page, then what is not, but for the digest of the page at the end.
 _IDENTITY = struct.Struct("<8sII16s16s32s32sIIIIQQQQ16s")
-_OF_PAGE, _OF_UNIT = struct.Struct("<8sII16s16s32s32sI"), struct.Struct("<IIIQQQQ")
 IDENTITY_BYTES = _IDENTITY.size
 PAYLOAD_DIGEST_OFFSET = IDENTITY_BYTES
 _HEADER_END = PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES
@@ -313,54 +312,30 @@ class SlotPlace(NamedTuple):
     slot: int
 
 
-class PageIdentity:
-    """What the headers of all units of a page say alike, packed once for all of them."""
-
-    __slots__ = ("_digest", "_generation", "_length", "_page", "_unit_bytes", "_units")
-
-    def __init__(
-        self, record: PageRecord, generation: int, digest: bytes, namespace_id: int, unit_bytes: int, set_id: bytes
-    ) -> None:
-        self._page = _OF_PAGE.pack(
-            SLOT_MAGIC,
-            LAYOUT_VERSION,
-            namespace_id,
-            set_id,
-            record.namespace,
-            record.key,
-            record.parent,
-            record.depth,
-        )
-        self._length = record.length
-        self._units = unit_count(record.length, unit_bytes)
-        self._unit_bytes = unit_bytes
-        self._generation = generation
-        self._digest = digest
-
-    def of_unit(self, index: int, device_index: int, slot: int) -> bytes:
-        """The first IDENTITY_BYTES of the header of unit `index`, which lies in this slot of this device."""
-        left = self._length - index * self._unit_bytes
-        return (
-            self._page
-            + _OF_UNIT.pack(
-                index,
-                self._units,
-                device_index,
-                self._length,
-                left if left < self._unit_bytes else self._unit_bytes,
-                self._generation,
-                slot,
-            )
-            + self._digest
-        )
-
-
 def unit_identity(
     record: PageRecord, generation: int, digest: bytes, namespace_id: int, index: int, unit_bytes: int, place: SlotPlace
 ) -> bytes:
-    """The first IDENTITY_BYTES of the header of unit `index` of a page."""
-    page = PageIdentity(record, generation, digest, namespace_id, unit_bytes, place.set_id)
-    return page.of_unit(index, place.device_index, place.slot)
+    """The first IDENTITY_BYTES of the header of unit `index` of a page. Those of its other units differ in the index,
+    the length of the payload and the place alone."""
+    length = record.length
+    return _IDENTITY.pack(
+        SLOT_MAGIC,
+        LAYOUT_VERSION,
+        namespace_id,
+        place.set_id,
+        record.namespace,
+        record.key,
+        record.parent,
+        record.depth,
+        index,
+        unit_count(length, unit_bytes),
+        place.device_index,
+        length,
+        min(unit_bytes, length - index * unit_bytes),
+        generation,
+        place.slot,
+        digest,
+    )
 
 
 def encode_header(identity: bytes, payload_digest: bytes) -> bytes:

@@ -153,24 +153,21 @@ class StripePlaces:
 
     def placement(self, place: int) -> Placement:
         """Where its units lie."""
-        units = self._units(place)
-        slots = self._words[place + _SLOTS : place + _SLOTS + units]
-        return tuple(zip(self._devices(place, units), slots, strict=True))
+        return _placement(self._run(place))
 
     def generation(self, place: int) -> int:
         """Of the write that made its page; 0 before."""
-        self._units(place)
-        return self._words[place + _GENERATION] | self._words[place + _GENERATION + 1] << 32
+        return _generation(self._run(place))
 
     def stored(self, place: int, record: PageRecord) -> StoredPage:
         """The page that it holds, of which `record` is told by whoever knows."""
-        digest = self._words[place + _DIGEST : place + _SLOTS].tobytes()
-        return StoredPage(record, self.generation(place), digest, self.placement(place))
+        run = self._run(place)
+        return StoredPage(record, _generation(run), run[_DIGEST:_SLOTS].tobytes(), _placement(run))
 
     def uses(self, place: int, device: int) -> bool:
         """Whether a unit of it lies on `device`. False for a place that is free."""
-        head = self._words[place]
-        return head > _TAKEN and device in self._devices(place, head & _COUNT)
+        head = self._words[place]  # looked at once: it may be freed meanwhile
+        return head > _TAKEN and device in _devices(self._words[place : self._end(place, head & _COUNT)])
 
     def _units(self, place: int) -> int:
         head = self._words[place] if 0 <= place < len(self._words) else 0
@@ -178,13 +175,27 @@ class StripePlaces:
             raise ValueError(f"place {place} is not reserved: was its page released before?")
         return head & _COUNT
 
-    def _devices(self, place: int, units: int) -> bytes:
-        begin, first = place + _SLOTS + units, self._words[place] >> _FIRST_AT & MOST_DEVICES - 1
-        return bytes([first]) + self._words[begin : begin + _words(units)].tobytes()[: units - 1]
+    def _run(self, place: int) -> packed[int]:
+        """Its words, a copy."""
+        return self._words[place : self._end(place, self._units(place))]
 
     def _end(self, place: int, units: int) -> int:
         """Where its run ends."""
         return place + _SLOTS + units + _words(units) + self._landing
+
+
+def _placement(run: packed[int]) -> Placement:
+    units = run[0] & _COUNT
+    return tuple(zip(_devices(run), run[_SLOTS : _SLOTS + units], strict=True))
+
+
+def _devices(run: packed[int]) -> bytes:
+    units = run[0] & _COUNT
+    return bytes([run[0] >> _FIRST_AT & MOST_DEVICES - 1]) + run[_SLOTS + units :].tobytes()[: units - 1]
+
+
+def _generation(run: packed[int]) -> int:
+    return run[_GENERATION] | run[_GENERATION + 1] << 32
 
 
 def _words(units: Units) -> Units:

@@ -24,7 +24,6 @@ from .layout import (
     DIGEST_BYTES,
     IDENTITY_BYTES,
     PAYLOAD_DIGEST_OFFSET,
-    PageIdentity,
     Placement,
     SlotPlace,
     StoredPage,
@@ -70,7 +69,8 @@ class PageRead:
     )  # fmt: skip
     writing = False
 
-    def __init__(self, request: ReadRequest, namespace_id: int, identity: PageIdentity) -> None:
+    def __init__(self, request: ReadRequest, namespace_id: int, identity: bytes) -> None:
+        """`identity`: what the headers of its units say alike; see `IoThread.identity`."""
         self.stored = request.stored
         self.placement: Placement = request.stored.placement
         self.length: int = request.stored.record.length
@@ -104,8 +104,8 @@ class PageWrite:
     )  # fmt: skip
     writing = True
 
-    def __init__(self, request: WriteRequest, generation: int, identity: PageIdentity) -> None:
-        """`identity`: of the page, but for its digest."""
+    def __init__(self, request: WriteRequest, generation: int, identity: bytes) -> None:
+        """`identity`: as of a `PageRead`, but for the digest."""
         self.record = request.record
         self.placement = request.placement
         self.length = request.record.length

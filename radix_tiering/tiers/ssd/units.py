@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from .layout import DIGEST_BYTES, Geometry
 from .transfers import PageWrite, Transfer
 
 _BOUNDS = np.array(LATENCY_BOUNDS)
+#: Of a place as kernels read it: a device and a slot.
+_PLACE_BYTES = 8
 
 
 class Completed(NamedTuple):
@@ -178,25 +181,26 @@ class Units:
         """Give pages a row each, until they have ended and their units are back."""
         while len(self._free_pages) < len(pages):
             self._grow()
+        units = np.array([len(page.placement) for page in pages])
+        ends = np.cumsum(units)
         # Parts of these are held by the pages: kernels are given addresses.
-        places = np.array([place for page in pages for place in page.placement], np.int32)
-        digests = np.zeros((len(places), DIGEST_BYTES), np.uint8)
-        at_places, at_digests = address_of(places), address_of(digests)
-        rows, words, identities, first = [], [], [], 0
-        for page in pages:
-            units, write = len(page.placement), isinstance(page, PageWrite)
-            page.row = row = self._free_pages.pop()
+        numbers = chain.from_iterable(chain.from_iterable(page.placement for page in pages))
+        places = np.fromiter(numbers, np.int32, 2 * int(ends[-1]))
+        digests = np.zeros((int(ends[-1]), DIGEST_BYTES), np.uint8)
+        words = np.zeros((len(pages), k.TRANSFER_WORDS), np.int64)
+        words[:, k.DATA] = [address_of(page.data) for page in pages]
+        words[:, k.BYTES] = [page.length for page in pages]
+        words[:, k.WRITING] = [page.writing for page in pages]
+        words[:, k.UNITS] = words[:, k.TODO] = units
+        words[:, k.DIGESTS] = address_of(digests) + DIGEST_BYTES * (ends - units)
+        words[:, k.PLACES] = address_of(places) + _PLACE_BYTES * (ends - units)
+        identities = np.frombuffer(b"".join([page.identity for page in pages]), np.uint8).reshape(len(pages), -1)
+        # Nothing from here on asks for memory, so that no row is lost.
+        rows = [self._free_pages.pop() for _ in pages]
+        self._transfers[rows], self._identities[rows] = words, identities
+        for page, row in zip(pages, rows, strict=True):
+            page.row, page.memory = row, (places, digests)
             self.pages[row] = page
-            page.memory = (places, digests)
-            rows.append(row)
-            identities.append(page.identity.of_unit(0, 0, 0))
-            words.append((
-                address_of(page.data), page.length, units, write, 0, 0, 0, units, 0,
-                at_digests + DIGEST_BYTES * first if write else 0, at_places + 8 * first,
-            ))  # fmt: skip
-            first += units
-        self._transfers[rows] = words
-        self._identities[rows] = np.frombuffer(b"".join(identities), np.uint8).reshape(len(rows), -1)
 
     def _grow(self) -> None:
         rows = len(self.pages)
@@ -278,18 +282,31 @@ class Units:
     def _requests(self, rows: np.ndarray) -> RequestArrays:
         units = self._units[rows]
         addresses, lengths = np.empty((len(rows), 2), np.int64), np.empty((len(rows), 2), np.int64)
-        addresses[:, 0], addresses[:, 1] = self._headers.ctypes.data + rows * BLOCK_BYTES, units[:, k.ADDRESS]
+        addresses[:, 0], addresses[:, 1] = address_of(self._headers) + rows * BLOCK_BYTES, units[:, k.ADDRESS]
         lengths[:, 0], lengths[:, 1] = BLOCK_BYTES, units[:, k.NBYTES]
-        owners = units[:, k.TRANSFER]
-        pages = self._at(owners.tolist())
         return RequestArrays(
             rows,
-            self._transfers[owners, k.WRITING],
+            self._transfers[units[:, k.TRANSFER], k.WRITING],
             np.ascontiguousarray(units[:, k.DEVICE]),
             np.ascontiguousarray(units[:, k.OFFSET]),
             addresses,
             lengths,
-            partial(_single, self._headers, pages, units, self.unit_bytes),
+            partial(self._single, units),
+        )
+
+    def _single(self, units: np.ndarray, at: int, tag: int) -> Request:
+        """One request of a batch that is under way, for arrays that take them one by one, and where one goes on. As
+        long as it is, its page is here; so whoever has the batch has the buffers."""
+        unit = units[at]
+        page = self.pages[unit[k.TRANSFER]]
+        assert page is not None, "a page stays as long as a unit of it does"
+        start = int(unit[k.INDEX]) * self.unit_bytes
+        return Request(
+            tag,
+            Operation.WRITE if page.writing else Operation.READ,
+            int(unit[k.DEVICE]),
+            int(unit[k.OFFSET]),
+            (self._headers[tag], page.data[start : start + self.unit_bytes]),
         )
 
     def complete(self, tags: np.ndarray, errors: np.ndarray, now: float) -> Completed:
@@ -336,18 +353,3 @@ class Units:
     def header(self, row: int) -> bytes:
         """What was read as the header of a unit."""
         return self._headers[row].tobytes()
-
-
-def _single(
-    headers: np.ndarray, pages: Sequence[Transfer], units: np.ndarray, unit_bytes: int, at: int, tag: int
-) -> Request:
-    """One request of a batch, for arrays that take them one by one. Whoever has the batch has the buffers."""
-    page, unit = pages[at], units[at]
-    start = int(unit[k.INDEX]) * unit_bytes
-    return Request(
-        tag,
-        Operation.WRITE if page.writing else Operation.READ,
-        int(unit[k.DEVICE]),
-        int(unit[k.OFFSET]),
-        (headers[tag], page.data[start : start + unit_bytes]),
-    )

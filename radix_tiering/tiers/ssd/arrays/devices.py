@@ -96,6 +96,45 @@ class Completion(NamedTuple):
     error: int
 
 
+class CompletionArrays(Sequence[Completion]):
+    """Completions in arrays of as many elements, int64."""
+
+    def __init__(self, tags: np.ndarray, devices: np.ndarray, errors: np.ndarray) -> None:
+        self.tags = tags
+        self.devices = devices
+        self.errors = errors
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion]) -> CompletionArrays:
+        """Any completions, so."""
+        if isinstance(completions, CompletionArrays):
+            return completions
+        words = np.array(completions, np.int64).reshape(-1, 3).T.copy()
+        return cls(words[0], words[1], words[2])
+
+    def followed_by(self, others: CompletionArrays) -> CompletionArrays:
+        """Both."""
+        if not len(self) or not len(others):
+            return self if len(self) else others
+        pairs = ((self.tags, others.tags), (self.devices, others.devices), (self.errors, others.errors))
+        return CompletionArrays(*map(np.concatenate, pairs))
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    @overload
+    def __getitem__(self, at: int) -> Completion: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Completion]: ...
+    def __getitem__(self, at: int | slice) -> Completion | Sequence[Completion]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        return Completion(int(self.tags[at]), int(self.devices[at]), int(self.errors[at]))
+
+    def __iter__(self) -> Iterator[Completion]:
+        return map(Completion, self.tags.tolist(), self.devices.tolist(), self.errors.tolist())
+
+
 class DeviceArray(Protocol):
     """Devices opened for use by one thread. Only `close` may be called from another thread, after that one ended."""
 
@@ -112,7 +151,7 @@ class DeviceArray(Protocol):
         Never raises for a device's fault: that is a completion with an errno.
         """
 
-    def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
+    def reap(self, at_least: int, timeout: float | None = None) -> Sequence[Completion]:
         """Completions that have arrived, in any order; waits for `at_least` of them or `timeout` seconds (None: ever).
 
         `at_least=0` never waits. Asking for more than are in flight waits only for those that are.

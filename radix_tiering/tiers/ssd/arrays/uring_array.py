@@ -6,14 +6,13 @@ import errno
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 
 from ....base.errors import ConfigError
 from .checking import address_of
-from .devices import Completion, NewDevice, Operation, Request, RequestArrays
+from .devices import CompletionArrays, NewDevice, Operation, Request, RequestArrays
 from .file_array import FileArray
 from .uring import READV, WRITEV, Ring
 
@@ -71,12 +70,13 @@ class UringArray(FileArray):
             self._start()
         self._ring.enter()  # what the kernel puts off is sent by the next reap
 
-    def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
+    def reap(self, at_least: int, timeout: float | None = None) -> CompletionArrays:
         wanted = min(at_least, self._in_flight)
         deadline = None if timeout is None else time.monotonic() + timeout
-        arrived: list[Completion] = []
+        arrived: CompletionArrays | None = None
         while True:
-            self._collect(arrived)
+            come = self._collect()
+            arrived = come if arrived is None else arrived.followed_by(come)
             self._start()
             missing = wanted - len(arrived)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -161,30 +161,27 @@ class UringArray(FileArray):
             user_data=slots,
         )
 
-    def _collect(self, arrived: list[Completion]) -> None:
+    def _collect(self) -> CompletionArrays:
         """Turn what the ring has completed into completions, and short transfers into transfers that go on."""
         slots, results = self._ring.reap()
-        complete = results == self._left[slots]
-        tags, numbers, done = self._tags[slots].tolist(), self._numbers[slots].tolist(), slots.tolist()
-        if complete.all() and not (self._wide or self._attempts):
-            arrived += map(Completion, tags, numbers, repeat(0))
-            for slot in done:
-                self._running[slot] = None
-            self._free += done
-            return
-        for slot, result, whole, tag, number in zip(
-            done, results.tolist(), complete.tolist(), tags, numbers, strict=True
-        ):
-            error = 0 if whole else self._outcome(slot, self._request(slot), result)
-            if error is None:
-                self._resume.append(slot)
-                continue
-            arrived.append(Completion(tag, number, error))
+        errors, goes_on = np.zeros(len(slots), np.int64), np.zeros(len(slots), np.bool_)
+        for at in np.flatnonzero(results != self._left[slots]).tolist():
+            slot = int(slots[at])
+            error = self._outcome(slot, self._request(slot), int(results[at]))
+            goes_on[at] = error is None
+            errors[at] = error or 0
+        if goes_on.any():
+            self._resume += slots[goes_on].tolist()
+            slots, errors = slots[~goes_on], errors[~goes_on]
+        done = slots.tolist()
+        for slot in done:
             self._running[slot] = None
-            self._free.append(slot)
-            if self._wide or self._attempts:
+        if self._wide or self._attempts:
+            for slot in done:
                 self._wide.pop(slot, None)
                 self._attempts.pop(slot, None)
+        self._free += done
+        return CompletionArrays(self._tags[slots], self._numbers[slots], errors)
 
     def _outcome(self, slot: int, request: Request, result: int) -> int | None:
         """The errno of a transfer that did not move everything, or None if it is to go on."""

@@ -54,7 +54,7 @@ class WrappingArray:
     def submit(self, requests: Sequence[Request]) -> None:
         self.inner.submit(requests)
 
-    def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
+    def reap(self, at_least: int, timeout: float | None = None) -> Sequence[Completion]:
         return self.inner.reap(at_least, timeout)
 
     def sync(self, device: int) -> int:

@@ -12,9 +12,10 @@ from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Reques
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.layout import (
     Geometry,
-    PageIdentity,
+    SlotPlace,
     combined_digest,
     encode_header,
+    unit_identity,
     unit_length,
 )
 from swift_tiers.radix_tiering.tiers.ssd.transfers import PageWrite, WriteRequest
@@ -38,7 +39,7 @@ def write_of(rig, number: int = 1) -> PageWrite:
     record = rig.record(number, LENGTH)
     data = aligned_buffer(4 * UNIT)
     data[:LENGTH] = rig.content(number, 0, LENGTH)
-    identity = PageIdentity(record, 77, bytes(16), 3, UNIT, SET_ID)
+    identity = unit_identity(record, 77, bytes(16), 3, 0, UNIT, SlotPlace(SET_ID, 0, 0))
     return PageWrite(WriteRequest(record, PLACEMENT, data, lambda stored, reason: None), 77, identity)
 
 
@@ -60,7 +61,6 @@ def test_headers_and_checksums_are_those_of_the_format(rig, monkeypatch: pytest.
     requests = begun(units, write)
     digests = [page_digest(write.data[at * UNIT :][: unit_length(LENGTH, UNIT, at)].copy()) for at in range(4)]
     assert write.digest == combined_digest(digests)
-    identity = PageIdentity(write.record, 77, write.digest, 3, UNIT, SET_ID)
     assert {(one.device, one.offset) for one in requests} == {
         (device, Geometry.of(64 << 20, UNIT).slot_offset(slot)) for device, slot in PLACEMENT
     }
@@ -70,7 +70,9 @@ def test_headers_and_checksums_are_those_of_the_format(rig, monkeypatch: pytest.
         assert one.operation is Operation.WRITE
         assert one.device == device
         header, payload = one.buffers
-        assert header.tobytes() == encode_header(identity.of_unit(index, 10 + device, slot), digests[index])
+        place = SlotPlace(SET_ID, 10 + device, slot)
+        identity = unit_identity(write.record, 77, write.digest, 3, index, UNIT, place)
+        assert header.tobytes() == encode_header(identity, digests[index])
         assert payload.ctypes.data == write.data[index * UNIT :].ctypes.data
         assert payload.nbytes == (UNIT if index < 3 else BLOCK_BYTES)
         assert requests.tagged(one.tag)[:4] == one[:4]
