@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import multiprocessing
 import os
@@ -13,6 +14,9 @@ from multiprocessing.connection import Connection
 from ..plan import Plan
 from .lockstep import RankFailedError
 
+#: It has so long to end when whoever asks does.
+END_SECONDS = 10.0
+
 
 class ServersProcess:
     """`Servers` in a process of its own, which begins where the first world is to happen."""
@@ -23,6 +27,12 @@ class ServersProcess:
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        # Killed, as Python would do with it, it would leave behind what SGLang shares with processes of its own.
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._process.join(END_SECONDS)
 
     def live(self, plan: Plan, history: list[str]) -> tuple[int, Counter[str]]:
         """As `Servers.live`."""
