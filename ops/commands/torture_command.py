@@ -25,6 +25,7 @@ KINDS = (
     "recall",
     "recall-prefix",
     "draining",
+    "landing-here",
     "many",
     "million",
 )

@@ -77,7 +77,7 @@ class Draining:
         """Whether slots of its own come back without anybody else: of pages that are being copied, that can be taken
         next, or that will be when they have landed."""
         flight = restore.flight
-        if restore.copying or flight.arrived_from(flight.front):
+        if any(restore.copying.values()) or flight.arrived_from(flight.front):
             return True
         loading = (restore.claimed[unit] for unit in flight.units(Unit.LOADING))
         return any(not page.in_host or page.resident for page in loading)  # nothing fills a slot of host memory for it
@@ -85,29 +85,31 @@ class Draining:
     # ---- what has been read ----
 
     def copies(self, restore: Restore, first: int, pages: int) -> None:
-        """Pages of it, from this one on, are about to be copied to the device."""
-        if self._landing is not None and self._landing.used_slots:
-            units = range(first, first + pages)
-            restore.copying.update(unit for unit in units if restore.claimed[unit].landing >= 0)
+        """Pages of it, from this one on, are about to be copied to the device: they stay pinned until they have been,
+        wherever they are copied from. One that is copied from host memory may land meanwhile."""
+        if self._landing is not None:
+            units = range(first, min(first + pages, len(restore.claimed)))
+            restore.copying.update((unit, restore.claimed[unit].landing >= 0) for unit in units)
 
     def taken(self, restore: Restore, step: Step) -> None:
         """The device computes pages of it as `step` says, and has those before: what has landed of all these, and is
-        not being copied from there, is not needed."""
+        not being copied, is not needed."""
         if self._landing is not None and self._landing.used_slots:
             first = step.jump if restore.computing else 0
-            self.spare(restore, (unit for unit in range(first, step.end) if unit not in restore.copying))
+            self.spare(restore, range(first, step.end))
 
     def copied(self, restore: Restore, first: int, pages: int) -> None:
         """They have been, and nothing reads them any more. Those of a request that goes on from there are let go."""
-        come = restore.copying.intersection(range(first, first + pages))
-        restore.copying -= come
-        self.spare(restore, (unit for unit in sorted(come) if restore.flight[unit] is Unit.DONE))
+        come = [unit for unit in range(first, first + pages) if restore.copying.pop(unit, None) is not None]
+        self.spare(restore, (unit for unit in come if restore.flight[unit] is Unit.DONE))
 
     def spare(self, restore: Restore, units: Iterable[int]) -> None:
-        """Those of these pages of it that have landed are not needed for it any more."""
+        """Those of these pages of it that have landed, and are not being copied, are not needed for it any more."""
         pages = []
         for unit in units:
-            if unit < len(restore.claimed) and unit not in restore.spared and restore.claimed[unit].landing >= 0:
+            if unit >= len(restore.claimed) or unit in restore.spared or unit in restore.copying:
+                continue
+            if restore.claimed[unit].landing >= 0:
                 restore.spared.add(unit)
                 pages.append(restore.claimed[unit])
         for start in range(0, len(pages), BATCH):

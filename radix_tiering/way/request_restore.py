@@ -151,7 +151,7 @@ class Restore:
         self.computing = False  # the device computes what is missing
         self.drains = False  # it is loaded piece by piece, through landing memory that holds less than all of it
         self.may_drain = True  # every rank may take its pages so, as far as is known
-        self.copying: set[int] = set()  # claimed pages that are being copied from landing memory to the device
+        self.copying: dict[int, bool] = {}  # claimed pages that are being copied to the device: from landing memory?
         self.spared: set[int] = set()  # claimed pages that are pinned for it no longer, as they are not needed any more
         self.busy_until = float("-inf")  # about when the device will have computed what it was given
         self.waits_since: float | None = None  # when it was told to wait, and has been since; before it is admitted

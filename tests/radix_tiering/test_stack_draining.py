@@ -13,6 +13,7 @@ import pytest
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.ops.lab.torture.scenarios import pages_at_peers_alone
+from swift_tiers.ops.lab.torture.stacks import content, device_digests
 from swift_tiers.ops.lab.torture.taking import How, KnownCosts, Taking
 from swift_tiers.radix_tiering.base.errors import DamagedPageError
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
@@ -358,21 +359,47 @@ def test_pages_that_trickle_are_waited_for_until_its_deadline(deadline: str) -> 
     in_virtual_time(0, test, costs=SlowDevice(), policy={"restore_deadline": deadline}, restore={"behind": 50})
 
 
-def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there() -> None:
+@pytest.mark.parametrize("taken_first", [True, False])
+def test_what_lands_while_it_is_copied_from_host_memory_stays_pinned_there(taken_first: bool) -> None:
+    """It landed before the device took it once, behind the look at what is being copied: another user's page came to
+    its slot while it was copied from there. Found by reading; the worlds "landing-here" find it now."""
+
     def test(bench: Bench) -> None:
         restorer, restore = bench.stack.restorer, taken_from_here(bench)
         places = restorer.places(restore, 0, PAGES).numbers
         assert (places < bench.stack.host.slots).all()
         restorer.copies(restore, 0, PAGES)
-        restorer.take(restore, Step(PAGES, PAGES))
+        if taken_first:
+            restorer.take(restore, Step(PAGES, PAGES))
         bench.peer.hold(False)
         until(bench, lambda: bench.peer.landings)
+        if not taken_first:
+            restorer.take(restore, Step(PAGES, PAGES))
         assert all(page.pins for page in restore.claimed), "its slot is another one's while it is copied"
         bench.stack.host.page(restore.claimed[0].slot)[3] ^= 1
         with pytest.raises(DamagedPageError):
             restorer.verifier.verified(restore, 0, places.tolist())(None)
         restorer.copied(restore, 0, PAGES)
         restorer.split(restore)
+        restorer.release(restore)
+
+    in_virtual_time(0, test, here_too=True, copies_beside=True)
+
+
+def test_a_slot_that_is_another_pages_by_the_end_of_a_copy_does_not_agree_with_itself() -> None:
+    """What the device says of a page is compared with what it had said when the copy began."""
+
+    def test(bench: Bench) -> None:
+        restorer, restore, host = bench.stack.restorer, taken_from_here(bench), bench.stack.host
+        slots = [page.slot for page in restore.claimed]
+        host.digests.learn(slots, device_digests([host.page(slot) for slot in slots]))
+        verified = restorer.verifier.verified(restore, 0, slots, by_device=True)
+        host.page(slots[3])[:] = content(b"another user's")
+        there = device_digests([host.page(slot) for slot in slots])
+        host.digests.learn(slots, there)
+        with pytest.raises(DamagedPageError):
+            verified(there)
+        bench.peer.hold(False)
         restorer.release(restore)
 
     in_virtual_time(0, test, here_too=True, copies_beside=True)

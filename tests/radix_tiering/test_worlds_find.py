@@ -15,6 +15,7 @@ from swift_tiers.ops.lab.torture.scenarios import (
     drained_by_several,
     recalled_before_what_follows,
     recalled_while_it_is_restored,
+    taken_from_here_while_it_lands,
 )
 from swift_tiers.ops.lab.torture.world import World
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
@@ -49,6 +50,10 @@ def worlds(seed: int) -> None:
 
 def drained(seed: int) -> None:
     drained_by_several(seed, False, [])
+
+
+def landing_here(seed: int) -> None:
+    taken_from_here_while_it_lands(seed, False, [])
 
 
 class Defect(NamedTuple):
@@ -97,6 +102,11 @@ DEFECTS = [
             )
         ],
         drained,
+    ),
+    Defect(
+        "a page is let go as it lands, while it is copied from host memory (found: another user's KV was copied)",
+        [Edit(Draining, "spare", " or unit in restore.copying", "")],
+        landing_here,
     ),
     Defect(
         "a page is let go twice",

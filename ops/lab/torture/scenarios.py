@@ -21,10 +21,11 @@ from .taking import KnownCosts, Taking
 
 
 def pages_at_peers_alone(
-    stack: TierStack, peer: ModelPeer, keys: Sequence[bytes], here_too: Sequence[bytes] = ()
+    stack: TierStack, peer: ModelPeer, keys: Sequence[bytes], here_too: Sequence[bytes] = (), *, by_device: bool = False
 ) -> None:
-    """Put pages, and leave of them only what memory that is lent has; of those that are `here_too`, both copies."""
-    put(stack, keys)
+    """Put pages, and leave of them only what memory that is lent has; of those that are `here_too`, both copies.
+    `by_device`: see `put`."""
+    put(stack, keys, by_device=by_device)
     with stack.table.lock:
         assert stack.movers["peer"].wait_idle(30.0)
         for page in reversed(stack.table.listed()):
@@ -190,6 +191,76 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
     return _run(runner, main, fine)
 
 
+def taken_from_here_while_it_lands(seed: int, fine: bool, history: list[str]) -> VirtualRunner:
+    """Pages that host memory has, too, are to land, from a neighbour that hangs: they are copied from host memory after
+    all, and land meanwhile. Other users' pages come into host memory, which is full. Only sizes and times are
+    random."""
+    draw = random.Random(seed)
+    runner = VirtualRunner(
+        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01)) * (not fine), stall_seconds=1e-3,
+        expected_steps=3000, most_seconds=600.0,
+    )  # fmt: skip
+
+    def tell(what: str) -> None:
+        history.append(history_line(runner, what))
+
+    def main() -> None:
+        slots = draw.choice((1, 2, 3, 5))
+        length = slots * 3 + draw.randint(0, 4)
+        peer = ModelPeer(4096, landing_slots=slots, runner=runner)
+        verify = draw.choice(("beside", False))
+        stack = new_stack(length + draw.randint(0, 3), lent=peer, runner=runner, host={"verify": verify})
+        keys = chain(*range(length))
+        peer.lend(4 * length)
+        peer.settle()
+        device = Taking(stack, runner, draw)
+        device.by_device = verify == "beside" and draw.random() < 0.7
+        device.refuses = draw.choice((0.0, 0.1, 0.3))
+        here_too = keys[: draw.randint(1, length)]
+        pages_at_peers_alone(stack, peer, keys, here_too, by_device=device.by_device)
+        stack.planner.costs = KnownCosts()
+        queued = runner.flag()
+
+        def hang_or_go_on() -> None:
+            hangs = draw.random() < 0.5
+            tell(f"a copy is queued, and the neighbour {'hangs' if hangs else 'does not hang'}")
+            peer.hold(hangs)
+            queued.set()
+
+        device.meanwhile = hang_or_go_on
+        tell(f"{length} pages are in lent memory, {len(here_too)} in host memory; {slots} slots of landing memory")
+
+        def serve() -> None:
+            for _ in range(4):
+                runner.sleep(draw.random() * 2e-3)
+                peer.hold(draw.random() < 0.5)
+                tell(f"a request for all pages: {device.serve(keys).value}")
+            peer.hold(False)
+
+        def come_in() -> None:
+            for number in range(30):
+                queued.wait(5e-2)
+                for part in range(4):
+                    runner.sleep(draw.random() * 2e-4)
+                    some = chain("others", number, part, *range(draw.randint(1, length)))
+                    put(stack, some, by_device=device.by_device)
+                queued.clear()
+
+        threads = [runner.thread(one, one.__name__) for one in (serve, come_in)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tell(f"{device.copied} pages were copied, {device.computed} computed, {peer.landings} have landed")
+        runner.sleep(1.0)
+        check(stack)
+        for event in stack.events.since():
+            assert event.kind != "restore.error", event
+        stack.close()
+
+    return _run(runner, main, fine)
+
+
 def _run(runner: VirtualRunner, main: Callable[[], None], fine: bool) -> VirtualRunner:
     with statements.switching() if fine else nullcontext():
         statements.use(runner if fine else None)
@@ -203,6 +274,7 @@ SCENARIOS: dict[str, Callable[[int, bool, list[str]], VirtualRunner]] = {
     "recall": recalled_while_it_is_restored,
     "recall-prefix": recalled_before_what_follows,
     "draining": drained_by_several,
+    "landing-here": taken_from_here_while_it_lands,
 }
 #: Kinds of worlds that a seed says all of: they are not shrunk, and have no steps to choose.
 SEED_ALONE = (*SCENARIOS, *MANY)

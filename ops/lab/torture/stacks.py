@@ -130,11 +130,15 @@ def content(key: bytes, size: int = GEOMETRY.page_bytes) -> np.ndarray:
     return np.frombuffer((key * (-(-size // len(key))))[:size], dtype=np.uint8)
 
 
-def put(stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth: int = 1) -> int:
-    """Offer a chain; how many of its pages were taken in now."""
+def put(
+    stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth: int = 1, *, by_device: bool = False
+) -> int:
+    """Offer a chain; how many of its pages were taken in now. `by_device`: the device says of them what it had."""
     offered = stack.intake.begin(keys, parent, depth)
     for index, slot in zip(offered.indices, offered.slots, strict=True):
         stack.host.page(slot)[:] = content(keys[index])
+    if by_device and offered.slots:
+        stack.host.digests.learn(offered.slots, device_digests([stack.host.page(slot) for slot in offered.slots]))
     stack.intake.commit(offered)
     return len(offered.pages)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -57,6 +57,10 @@ class Taking:
         self.withdrawn = 0  # copies
         #: Part of copies that fail, and of those that are withdrawn before they begin: their request is aborted.
         self.fails = self.withdraws = 0.0
+        #: ... and of looks at those that wait in which other ranks say that they do not take pages as they land.
+        self.refuses = 0.0
+        #: What happens between having a copy queued and taking its pages; some time passes then.
+        self.meanwhile: Callable[[], None] | None = None
         self._runner = runner
         self._draw = draw
         self._followed = runner.lock()
@@ -99,6 +103,8 @@ class Taking:
                 assert rounds < MOST_ROUNDS, f"it never ends: {front} of {pages} pages, {self._state(restore)}"
                 if self._runner.monotonic() > until:
                     return How.ABORTED
+                if not begun and self.refuses and self._draw.random() < self.refuses:
+                    restorer.refuse_draining(restore)
                 if not begun and restorer.poll(restore) is Readiness.WAIT:
                     self._pause()
                     continue
@@ -117,6 +123,9 @@ class Taking:
                         self.withdrawn += 1
                         return How.ABORTED  # before anything of it was copied
                     copy = self._prepared(restore, memory, first, count, results)
+                    if self.meanwhile is not None:
+                        self.meanwhile()
+                        self._pause()
                 if begun or step.end > step.jump:
                     restorer.take(restore, step)
                     begun = True

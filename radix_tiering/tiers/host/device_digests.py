@@ -28,7 +28,7 @@ class DeviceDigests:
         """Of which slots: bool [slots]."""
         return self._known[np.asarray(slots, dtype=np.int64)]
 
-    def differ(self, slots: Sequence[int] | np.ndarray, digests: np.ndarray) -> np.ndarray:
-        """Of which slots, all of which are known, these are not the digests: bool [slots]."""
-        other: np.ndarray = (self._digests[np.asarray(slots, dtype=np.int64)] != digests).any(axis=1)
-        return other
+    def of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Those of slots, all of which are known, a copy: int64 [slots, 2]."""
+        digests: np.ndarray = self._digests[np.asarray(slots, dtype=np.int64)]
+        return digests
