@@ -122,7 +122,7 @@ def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
     if linker is None:
         return original(self, recv_req)
     # It may capture CUDA graphs anew, and a copy that another thread begins meanwhile would spoil them.
-    linker.wait_offloads()
+    linker.wait_copies()
     try:
         return original(self, recv_req)
     finally:
@@ -163,7 +163,7 @@ def around_release_memory(original: Any, self: Any, recv_req: Any) -> Any:
         linker.stop_offloads()
     if _loses(GPU_MEMORY_TYPE_WEIGHTS, recv_req.tags) and not get_exec().features.enable_weights_cpu_backup:
         return around_weights_update(original, self, recv_req)
-    linker.wait_offloads()
+    linker.wait_copies()
     return original(self, recv_req)
 
 

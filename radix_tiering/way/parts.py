@@ -9,6 +9,7 @@ From the moment a part has gone none of its copies is promised; they are given u
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ..base.events import EventLog
@@ -35,11 +36,10 @@ class AnswerBatch:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        try:
-            for begin in self._then:
-                begin()
-        finally:
-            self._lock.release()
+        with ExitStack() as rest:  # all of it, whatever one of them raises
+            rest.callback(self._lock.release)
+            for begin in reversed(self._then):
+                rest.callback(begin)
 
 
 class Parts:

@@ -584,6 +584,13 @@ class Restorer:
             self._reads.pump()
             return step
 
+    def wait_for_nothing(self, restore: Restore, front: int) -> None:
+        """None of its pages behind the first `front` is waited for: until the next `step` all of them may be taken as
+        computed."""
+        with self._table.lock:
+            restore.flight.abandon_loading(front)
+            restore.flight.reserve(len(restore.flight))
+
     def take(self, restore: Restore, step: Step) -> None:
         """The device copies and computes as `step` says; see `Flight.take`."""
         with self._table.lock:

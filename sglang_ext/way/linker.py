@@ -353,6 +353,14 @@ class SwiftLinker(UnifiedCacheLinker):
         return self.offloader.wait(timeout)
 
     @never_raises(lambda: None)
+    def wait_copies(self) -> None:
+        """Wait until nothing is copied out of the device any more, nor to it ahead of a batch. What has become of that
+        is asked later, as ever."""
+        self.wait_offloads()
+        for request in list(self.requests.values()):
+            self.finish_ahead(request, wait=True)
+
+    @never_raises(lambda: None)
     def stop_offloads(self) -> None:
         """The device's pool is about to go, and SGLang's tree with it: see `Offloader.stop`."""
         self.offloader.stop()

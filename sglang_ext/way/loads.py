@@ -81,6 +81,12 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
         """Whether a forward has waited for a layer of the batch, before it is finished."""
         return index in self._awaited
 
+    def is_due(self, index: int) -> bool:
+        """Whether somebody waits for the batch yet: it was not given up when the loading thread had died."""
+        with self._changed:
+            over = self._over.get(index)
+            return over is not None and not over.done()
+
     def is_over(self, index: int) -> bool:
         """Whether nothing is copied for the batch any more, or would be, as the loading thread has died."""
         over = self._over.get(index)
@@ -204,6 +210,10 @@ class Loader:
                 self._under_way.pop(~id(job), None)
                 continue
             index, loads, ready = job
+            if not self.counter.is_due(index):
+                # The slots that it was to be copied to are others' by now.
+                self._under_way.pop(index, None)
+                continue
             try:
                 self._copy_in(index, loads, ready)
             except Exception as error:

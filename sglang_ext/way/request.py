@@ -297,9 +297,14 @@ class TieredRequest:
         they are waited for."""
         self._try(lambda restore: self.stack.restorer.take(restore, Step(jump, jump)))
 
+    def wait_for_nothing(self, front: int) -> None:
+        """Whatever has not come of its pages behind the first `front` is computed."""
+        self._try(lambda restore: self.stack.restorer.wait_for_nothing(restore, front))
+
     def take(self, step: Step) -> None:
         """The device takes `step`, which may be the last."""
-        self._try(lambda restore: self.stack.restorer.take(restore, step))
+        if not self.given_up:
+            self._try(lambda restore: self.stack.restorer.take(restore, step))
         if step.end == self.pages:
             self.stage = TieringStage.TAKEN
             self._take_all()

@@ -167,6 +167,7 @@ class RestoringAdder(PrefillAdder):
         front = self._front(req, request)
         step = wrapper.agree(request, front)
         if self._room_ends(req):
+            request.wait_for_nothing(step.jump)
             step = Step(step.jump, request.pages)
         limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
         limit = self._of_whole_pages(self._with_room(limit, (step.jump - front) * page), (step.jump - front) * page)

@@ -6,11 +6,13 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
 
 from support.copying_server import PAGE, arguments, copies
+from support.new_weights import sessions
 from support.overlapping import overlapping
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import RUN_SECONDS, abort_one, alike, extends, nothing_left, prompt, quiet
@@ -188,6 +190,26 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
         yield process
 
 
+def weights_change_meanwhile(s):
+    """The update begins when nothing is copied to the device any more: it may capture CUDA graphs anew."""
+    question = prompt(40, LONG)
+    in_host_memory(s, question)
+    begin, end = sessions(s)
+    with copies(s) as copying:
+        decodes = one_decodes(s, 140)
+        copying.held, req = True, s.add(question)
+        steps(s, until=lambda: bool(copying.copied))
+        assert s.linker.loader.rows_under_way()
+        threading.Timer(0.2, lambda: setattr(copying, "held", False)).start()
+        assert begin()
+        assert not s.linker.loader.rows_under_way()
+        assert end()
+        s.run(until=lambda: req.finished() and decodes.finished())
+    s.run()
+    assert s.scheduler.flush_cache()
+    quiet(s)
+
+
 def in_loop(scheduler, function, *given, overlap: bool):
     """What it returns there, with the loop that SGLang has on GPUs or the one that it has on CPUs."""
     return scheduler(overlapped, function.__name__, *given) if overlap else scheduler(function, *given)
@@ -226,3 +248,7 @@ def test_it_may_end_while_it_is_copied(scheduler, how: str, overlap: bool) -> No
 def test_any_order_of_things(scheduler, overlap: bool) -> None:
     first = 20 if overlap else 0
     assert sum(in_loop(scheduler, in_any_order, seed, overlap=overlap) for seed in range(first, first + 6)) > 3
+
+
+def test_a_weight_update_waits_until_it_is_copied(scheduler) -> None:
+    scheduler(weights_change_meanwhile)

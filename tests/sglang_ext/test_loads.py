@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,3 +165,32 @@ def test_each_request_is_verified_by_the_digests_of_its_own_pages() -> None:
     finally:
         loader.close()
     assert order == ["copied", ("a", 3, [0, 1], [[4, -4], [5, -5]]), ("b", 0, [7], [[9, -9]])]
+
+
+def test_a_batch_that_was_given_up_is_not_copied_by_the_next_thread() -> None:
+    """Two wait when the thread dies. Both are answered as failed, and their slots become others'; the thread that the
+    next load starts finds the second one in its queue."""
+    rows, dies = list[list[int]](), threading.Event()
+
+    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        rows.append(pages.tolist())
+        if len(rows) == 1:
+            assert dies.wait(10)
+            raise SystemExit  # which threads end by without a word
+        for layer in range(LAYERS):
+            layer_done(layer, None)
+
+    def load(*pages: int) -> list[Load]:
+        restore: Any = SimpleNamespace()
+        return [Load(None, restore, 0, Places(np.arange(len(pages))), OnTheWay(torch.tensor(pages)))]
+
+    loader = make_loader(copy_in)
+    loader._stack.events = SimpleNamespace(emit=lambda *_, **__: None)  # type: ignore[assignment]
+    first, second = loader.start(load(4, 5), list), loader.start(load(6, 7), list)
+    dies.set()
+    assert not loader.counter.finish(first)
+    assert not loader.counter.finish(second)
+    assert loader.counter.finish(loader.start(load(20, 21), list))
+    assert rows == [[4, 5], [20, 21]]
+    assert not loader.rows_under_way()
+    assert loader.close()

@@ -93,7 +93,8 @@ FOUND = [
            "self._table.unpin_all(some)", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",
            "if lies and self._table.settle(page) and not page.dropped:", "if False:"),
-    Defect("what there is room for after a write is not begun", AnswerBatch, "__exit__", "begin()", "pass"),
+    Defect("what there is room for after a write is not begun", AnswerBatch, "__exit__",
+           "rest.callback(begin)", "pass"),
     Defect("the lock of what comes in is missing", Intake, "begin", "with self._table.lock:", "if True:", fine=True),
     # tiers/ssd
     Defect("transfers that nobody is told of", IoThread, "enqueue", "self._wake.notify_all()", "pass"),

@@ -32,8 +32,12 @@ class Packet(NamedTuple):
 
 def arena_path(address: str) -> Path:
     """Where the donor with this lease address hands out its arena. Raises ConfigError for what is no address."""
-    path = ipc_path(address).with_suffix(ARENA)
-    if len(os.fsencode(path)) > _PATH_BYTES:
+    try:
+        path = ipc_path(address).with_suffix(ARENA)
+        length = len(os.fsencode(path))
+    except ValueError as error:  # of a name that no file can have
+        raise ConfigError(f"lease address: {address!r} names no socket: {error}") from error
+    if length > _PATH_BYTES:
         raise ConfigError(f"lease address: {path} is too long for a socket; name a shorter directory")
     return path
 

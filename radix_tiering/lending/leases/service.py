@@ -253,7 +253,7 @@ class LeaseService:
         events = self._wire.wait(seconds)
         with self._lock:
             while self._errands:
-                self._errands.popleft()()
+                self._guarded(self._errands.popleft())
             for event in events:
                 self._guarded(lambda event=event: self._handle(event))  # type: ignore[misc]
             for machine in self._machines:
@@ -285,10 +285,10 @@ class LeaseService:
                 return self._borrower.refused(donor, reason, now)
         return []
 
-    def _guarded(self, step: Callable[[], list[Any]]) -> None:
+    def _guarded(self, step: Callable[[], list[Any] | None]) -> None:
         """An error of ours in one step must not end all leases: it is logged, and the next step is tried."""
         try:
-            self._dispatch(step())
+            self._dispatch(step() or [])
         except Exception:
             self._wire.counters["faults"] += 1
             self._fault_logger.exception("swift-tiers: lease protocol: a step failed")

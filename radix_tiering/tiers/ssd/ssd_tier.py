@@ -25,7 +25,7 @@ from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
 from .direct_reads import DirectReads
 from .layout import RECORD_DTYPE
-from .places import MOST_DEVICES, StripePlaces
+from .places import MOST_DEVICES, MOST_UNITS, StripePlaces
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 from .stored_pages import StoredPages
 
@@ -80,6 +80,7 @@ class SsdTier(Tier):
         self.direct: DirectReads | None = None
         try:
             _check_count(len(array.sizes))
+            _check_units(array.sizes, unit_bytes)
             self.stripes = StripeSet.open(
                 array,
                 create=unit_bytes,
@@ -266,6 +267,7 @@ class SsdTier(Tier):
         made = self._make_device(directory, self.paths)
         try:
             _check_count(len(self.paths) + 1)
+            _check_units([*self._array.sizes, made.device.size], self.stripes.unit_bytes)
             return self.stripes.add(made.device, made.path), made.path
         except FormatError:
             made.discard(False)  # the array closes it
@@ -356,6 +358,16 @@ def _check_count(devices: int) -> None:
     """Raise ConfigError for more devices than a place can tell apart."""
     if devices > MOST_DEVICES:
         raise ConfigError(f"ssd: {devices} devices are more than one stripe set can have; name at most {MOST_DEVICES}")
+
+
+def _check_units(sizes: Sequence[int], unit_bytes: int) -> None:
+    """Raise ConfigError for devices of more units than places can be numbered for."""
+    units = sum(size // unit_bytes for size in sizes)
+    if units > MOST_UNITS:
+        raise ConfigError(
+            f"ssd: {units} stripe units of {unit_bytes} bytes are more than a rank can number ({MOST_UNITS}): name "
+            "fewer or smaller devices, or make the set anew with a larger ssd.stripe_unit"
+        )
 
 
 def _check_place(config: TiersConfig, directory: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,3 +190,18 @@ def test_answers_that_come_together_are_as_if_they_had_come_alone(
         batches.append(left[:count])
         left = left[count:]
     assert told(lengths, dropped, batches) == alone
+
+
+def test_what_follows_answers_is_all_done_whatever_one_part_of_it_raises() -> None:
+    """Pages that have been read would wait for another answer else."""
+    table, done = rig()[0], list[str]()
+
+    def fails() -> None:
+        done.append("the first")
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"), AnswerBatch(table.lock, (fails, lambda: done.append("next"))):
+        done.append("told")
+    assert done == ["told", "the first", "next"]
+    with table.lock:
+        pass  # it was given back

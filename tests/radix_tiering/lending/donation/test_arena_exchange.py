@@ -513,6 +513,13 @@ def test_a_socket_that_was_left_behind_is_taken_over(directory: Path, open_thing
     assert stat.S_IMODE(donor.path.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("address", ["ipc:///", "ipc:///x/\ud800"])
+def test_an_address_that_names_no_socket_is_an_error_of_its_own(address: str) -> None:
+    """It ended the round in which it was heard, and with it all neighbours behind it."""
+    with pytest.raises(ConfigError):
+        arena_path(address)
+
+
 def test_places_that_are_not_private_or_not_local_are_refused(directory: Path) -> None:
     arena = SharedArena(PAGE)
     with pytest.raises(ConfigError, match="one machine only"):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
-from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, StripePlaces
+from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, MOST_UNITS, StripePlaces
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 
 from support.examples import examples
@@ -110,3 +115,24 @@ def test_a_number_that_is_no_place(place: int) -> None:
     places.reserve(((0, 1),))
     with pytest.raises(ValueError, match="is not reserved"):
         places.free(place)
+
+
+class Sized:
+    """Devices of which nothing is known but their sizes."""
+
+    description, in_flight = "a model", 0
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_more_units_than_places_can_be_numbered_for_are_refused_at_the_start() -> None:
+    unit = 32 << 10
+    array: Any = Sized([(MOST_UNITS // 2 + 1) * unit] * 2)
+    with pytest.raises(ConfigError, match=r"larger ssd\.stripe_unit"):
+        SsdTier(array, ["a", "b"], unit)
+    assert array.closed
