@@ -717,7 +717,7 @@ class Restorer:
         copy began leave landing memory, and others land there. Not to be called for a copy that failed, or was
         withdrawn. Any thread."""
         if not restore.copying:
-            return  # none of them was in landing memory
+            return  # nothing ever lands here
         for start in range(first, first + pages, PAGES_PER_HOLD):
             with self._table.lock:
                 if restore.state is RestoreState.RELEASED:
