@@ -250,8 +250,6 @@ def the_room_ends_while_it_waits(s):
         assert link.kept, "its pages came: this tests nothing"
     assert not decodes.to_finish, decodes.to_finish
     assert list(req.output_ids) == answer
-    events = s.linker.stack.events.since()
-    assert "linker.error" not in [event.kind for event in events], "the engine did not know that it waits no longer"
     s.scheduler.abort_request(AbortReq(rid=decodes.rid))
     s.run()
     quiet(s)
