@@ -236,7 +236,7 @@ def the_room_ends_while_it_waits(s):
     itself. SGLang gives that one's room to no chunked request, and takes none back from it: it would end it."""
     from sglang.srt.managers.io_struct import AbortReq
 
-    question = prompt(96, 2400)
+    question, before = prompt(96, 2400), s.linker.stack.events.emitted
     (answer,) = to_ssd(s, question)
     s.scheduler.new_token_ratio_tracker.current = 0.1
     decodes = s.add(prompt(97, 900), 3000)
@@ -250,6 +250,9 @@ def the_room_ends_while_it_waits(s):
         assert link.kept, "its pages came: this tests nothing"
     assert not decodes.to_finish, decodes.to_finish
     assert list(req.output_ids) == answer
+    said = s.linker.stack.events.since(before)
+    wrong = [event.fields for event in said if event.kind == "linker.error"]
+    assert not wrong, f"the engine did not know that it waits no longer: {wrong}"
     s.scheduler.abort_request(AbortReq(rid=decodes.rid))
     s.run()
     quiet(s)
