@@ -10,7 +10,7 @@ import torch
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
 
-from .stacks import content, device_digests
+from .stacks import content, device_says
 from .state import UNDER_WAY, WorldState
 
 #: How long a request may wait for its pages, virtual seconds: the deadline, and what is lost on the way to it.
@@ -50,9 +50,8 @@ class Clients:
         else:
             digests = stack.intake.digests(offered)
             # Of some it has said nothing yet, as of those that come up from other tiers.
-            if state.plan.by_device and offered.slots and keys[0][0] % 3:
-                there = [content(keys[index]) for index in offered.indices]
-                stack.host.digests.learn(offered.slots, device_digests(there))
+            if state.plan.by_device and keys[0][0] % 3:
+                device_says(stack, offered, keys)
             if outgoing is not None:
                 outgoing.enter(rows, digests[: len(rows)])
             stack.intake.commit(offered, digests)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
+from swift_tiers.radix_tiering.base.runner import Thread
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier
 from swift_tiers.radix_tiering.stack import TierStack
@@ -65,10 +66,8 @@ def recalled_while_it_is_restored(seed: int, fine: bool, history: list[str]) -> 
         tell("a request asks for the pages")
         tell(f"it was promised {get(stack, keys)}")
         thread.join()
-        runner.sleep(1.0)
-        check(stack)
+        _check_in_the_end(stack)
         for event in stack.events.since():
-            assert event.kind != "restore.error"
             assert "no room" not in str(event.fields.get("reason")), "there is room for four times as many pages"
         stack.close()
 
@@ -121,10 +120,7 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
     others behind them; some are aborted, copies fail or are withdrawn, memory is flushed, and leases are recalled or
     over. Only times and sizes are random."""
     draw = random.Random(seed)
-    runner = VirtualRunner(
-        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01)) * (not fine), stall_seconds=1e-3,
-        expected_steps=3000, most_seconds=600.0,
-    )  # fmt: skip
+    runner = _stalling(seed, draw, fine)
     trouble = draw.random() < 0.7
 
     def tell(what: str) -> None:
@@ -174,15 +170,9 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
 
         threads = [runner.thread(partial(serve, name), f"request-{name}") for name in range(3)]
         threads += [runner.thread(cause, "trouble")] if trouble else []
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _all_of(threads)
         tell(f"{device.copied} pages were copied, {device.computed} computed, {peer.landings} have landed")
-        runner.sleep(1.0)
-        check(stack)
-        for event in stack.events.since():
-            assert event.kind != "restore.error", event
+        _check_in_the_end(stack)
         if not trouble:
             assert not device.failed
             assert device.computed <= 6, "more than a page of each request was computed"
@@ -196,10 +186,7 @@ def taken_from_here_while_it_lands(seed: int, fine: bool, history: list[str]) ->
     all, and land meanwhile. Other users' pages come into host memory, which is full. Only sizes and times are
     random."""
     draw = random.Random(seed)
-    runner = VirtualRunner(
-        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01)) * (not fine), stall_seconds=1e-3,
-        expected_steps=3000, most_seconds=600.0,
-    )  # fmt: skip
+    runner = _stalling(seed, draw, fine)
 
     def tell(what: str) -> None:
         history.append(history_line(runner, what))
@@ -247,18 +234,36 @@ def taken_from_here_while_it_lands(seed: int, fine: bool, history: list[str]) ->
                 queued.clear()
 
         threads = [runner.thread(one, one.__name__) for one in (serve, come_in)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _all_of(threads)
         tell(f"{device.copied} pages were copied, {device.computed} computed, {peer.landings} have landed")
-        runner.sleep(1.0)
-        check(stack)
-        for event in stack.events.since():
-            assert event.kind != "restore.error", event
+        _check_in_the_end(stack)
         stack.close()
 
     return _run(runner, main, fine)
+
+
+def _stalling(seed: int, draw: random.Random, fine: bool) -> VirtualRunner:
+    """One on which threads get no turn for a while, now and then."""
+    return VirtualRunner(
+        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01)) * (not fine), stall_seconds=1e-3,
+        expected_steps=3000, most_seconds=600.0,
+    )  # fmt: skip
+
+
+def _all_of(threads: Sequence[Thread]) -> None:
+    """Have them run, until all have ended."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _check_in_the_end(stack: TierStack) -> None:
+    """Once all is quiet."""
+    stack.runner.sleep(1.0)
+    check(stack)
+    for event in stack.events.since():
+        assert event.kind != "restore.error", event
 
 
 def _run(runner: VirtualRunner, main: Callable[[], None], fine: bool) -> VirtualRunner:

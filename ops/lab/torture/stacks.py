@@ -32,6 +32,7 @@ from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import Tier
+from swift_tiers.radix_tiering.way.down import Put
 from swift_tiers.radix_tiering.way.observing import tier_map
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
@@ -137,10 +138,17 @@ def put(
     offered = stack.intake.begin(keys, parent, depth)
     for index, slot in zip(offered.indices, offered.slots, strict=True):
         stack.host.page(slot)[:] = content(keys[index])
-    if by_device and offered.slots:
-        stack.host.digests.learn(offered.slots, device_digests([stack.host.page(slot) for slot in offered.slots]))
+    if by_device:
+        device_says(stack, offered, keys)
     stack.intake.commit(offered)
     return len(offered.pages)
+
+
+def device_says(stack: TierStack, offered: Put, keys: Sequence[bytes]) -> None:
+    """Of those of `keys` that are being taken in, what it had."""
+    if offered.slots:
+        there = [content(keys[index]) for index in offered.indices]
+        stack.host.digests.learn(offered.slots, device_digests(there))
 
 
 def settle(stack: TierStack, restore: Restore) -> Restore:

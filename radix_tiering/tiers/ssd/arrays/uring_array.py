@@ -73,10 +73,8 @@ class UringArray(FileArray):
     def reap(self, at_least: int, timeout: float | None = None) -> CompletionArrays:
         wanted = min(at_least, self._in_flight)
         deadline = None if timeout is None else time.monotonic() + timeout
-        arrived: CompletionArrays | None = None
+        arrived = self._collect()
         while True:
-            come = self._collect()
-            arrived = come if arrived is None else arrived.followed_by(come)
             self._start()
             missing = wanted - len(arrived)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -88,6 +86,7 @@ class UringArray(FileArray):
             wait = min(missing, max(1, self._ring.entries // 4)) if self._waiting else missing
             if not self._ring.enter(wait, left):
                 self._wait_for_memory(left)
+            arrived = arrived.followed_by(self._collect())
 
     def close(self) -> None:
         if self._closed:
