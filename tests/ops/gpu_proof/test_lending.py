@@ -30,6 +30,7 @@ from support import fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
 from support.fake_cuda_driver import FakeCudaDriver
 from support.fake_device import FakeDeviceMemory
+from support.quick_proof import make_quick
 
 CPU = torch.device("cpu")
 SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
@@ -242,6 +243,7 @@ def test_a_donor_that_does_not_start_is_told_in_its_words(directory: str) -> Non
 
 def test_memory_that_cannot_be_exported_leaves_the_part_out(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sgl_kernel.install(monkeypatch)
+    make_quick(monkeypatch)  # what comes before the part
     memory = FakeDeviceMemory("GPU-0")
     memory.faults["export"] = "this driver exports no memory"
     findings = Findings({})

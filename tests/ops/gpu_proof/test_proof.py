@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_tiers.kernels import load_programs, page_gather
+from swift_tiers.kernels import page_gather
 from swift_tiers.ops.cli import main
 from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, serving, speed
 from swift_tiers.ops.commands.gpu_proof.figures import Findings, ProofCheck, ProofFigure, line, picture
@@ -28,6 +28,7 @@ from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
 
 from support import fake_kvikio, fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
+from support.quick_proof import make_quick
 
 CPU = torch.device("cpu")
 SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
@@ -48,13 +49,7 @@ def proof(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swift_tiers.ops.commands.gpu_proof import stopwatch
-
-    monkeypatch.setattr(stopwatch, "_LONG", 0.0)
-    monkeypatch.setattr(load_programs, "SAMPLE_BYTES", 2**20)
-    monkeypatch.setattr(hidden, "CHUNK", 4)
-    monkeypatch.setattr(hidden, "SMALL", (2, 4, 3))
-    monkeypatch.setattr(hidden, "LARGE", (4, 2))
+    make_quick(monkeypatch)
     monkeypatch.setattr(direct, "_PAGES", 40)
     if not torch.cuda.is_available():
         fake_sgl_kernel.install(monkeypatch)
