@@ -278,6 +278,7 @@ class SwiftLinker(UnifiedCacheLinker):
         """Whether a page is held below the device now."""
         return bool(self.stack.probe([bytes.fromhex(page_hash)]))
 
+    @never_raises(lambda: True)
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Queue pages for the tiers. Always accepted; the result comes in the order of acceptance."""
         try:

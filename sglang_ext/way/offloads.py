@@ -100,7 +100,7 @@ class Offloader:
     # ---- the scheduler's thread ----
 
     def submit(self, job: Offload) -> None:
-        self.revive()
+        """Queue it, whatever this raises: a thread that cannot be started is started by whoever asks for answers."""
         with self._answering:
             self._unanswered.append(job)
             self._await(job)
@@ -110,6 +110,7 @@ class Offloader:
                 while self._waiting_pages > self._most and len(self._waiting) > 1:
                     self._waits_no_longer()
             self._jobs.put(job)
+        self.revive()
 
     @property
     def answered(self) -> int:
@@ -160,10 +161,10 @@ class Offloader:
         """If the thread died over a job, answer that job, so that its device pages are unlocked, and go on."""
         if self._thread.is_alive() or self._closed:
             return
-        self._stack.events.emit("thread.restarted", thread="swift-offload")
         if self._in_hand is not None:
             self._answer(self._in_hand, False)
         self._thread = self._spawn()
+        self._stack.events.emit("thread.restarted", thread="swift-offload")
 
     def close(self, timeout: float = 5.0) -> bool:
         """End the thread; whether it has ended, and copies nothing any more, in so many seconds."""

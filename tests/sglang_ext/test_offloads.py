@@ -308,6 +308,43 @@ def test_a_copy_that_was_given_up_publishes_nothing() -> None:
     check(stack)
 
 
+def test_a_job_is_answered_though_no_thread_could_be_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has died, and the system has no other: SGLang goes on, and each rank has one answer for each job."""
+    keys = chain("a", "b")
+    stack, pool = make_stack(), StallingPool(keys)
+    pool.stalls = "never"
+    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
+
+    def dies(*_: Any) -> None:
+        raise SystemExit
+
+    def none_left() -> Any:
+        raise RuntimeError("can't start new thread")
+
+    def offer() -> None:
+        node = linker.NodeTransfer(
+            name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
+        )
+        assert swift.offload([node])
+
+    monkeypatch.setattr(swift, "record_offload_ready", list)
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(pool, "copy_out", dies)
+            offer()
+            swift.offloader._thread.join(60)
+        with monkeypatch.context() as broken:
+            broken.setattr(swift.offloader, "_spawn", none_left)
+            offer()
+            assert swift.num_completed_offloads() == 0
+        wait_until(lambda: swift.num_completed_offloads() == 2, "a job is never answered")
+        assert [swift.pop_completed_offload() for _ in range(2)] == [False, True]
+        assert stack.probe(keys) == 2
+        check(stack)
+    finally:
+        swift.close()
+
+
 def behind_one_that_stalls(
     room: int = 0,
 ) -> tuple[TierStack, StallingPool, Offloader, Callable[..., Offload]]:
