@@ -21,6 +21,7 @@ from swift_tiers.ops.lab.torture.world import World
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.table import kernels
+from swift_tiers.radix_tiering.tiers.remote.reads import ObjectReads
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.draining import Draining
@@ -52,6 +53,10 @@ def drained(seed: int) -> None:
     drained_by_several(seed, False, [])
 
 
+def shared(seed: int) -> None:
+    World(make_plan("shared", seed)).run()
+
+
 def landing_here(seed: int) -> None:
     taken_from_here_while_it_lands(seed, False, [])
 
@@ -71,6 +76,15 @@ HAS = """
     return units
 """
 DEFECTS = [
+    Defect(
+        "what comes from a store has no checksum in host memory (found: damage that was served, and written to ssd)",
+        [
+            Edit(
+                ObjectReads, "_serve", "digest if self._fingerprint is page_digest else self._fingerprint(into)", "None"
+            )
+        ],
+        shared,
+    ),
     Defect(
         "what the device has at one look counts for good (found: pages promised that nobody had)",
         [

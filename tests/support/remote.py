@@ -51,6 +51,8 @@ def remote_stack(
 ) -> TierStack:  # fmt: skip
     """A server. `options`: of its remote tier; `sections`: of its configuration."""
     events = EventLog(runner.time, runner=runner)
+    if ssd is not None:
+        options.setdefault("fingerprint", ssd.fingerprint)
     tier = remote_tier(store, runner=runner, events=events, **options)
     stack = make_stack(host_pages, ssd, runner=runner, others=[tier], events=events, **(sections or {}))
     wait_until(lambda: tier.snapshot().ready, "the engine is never ready", stack)

@@ -212,6 +212,7 @@ def check(stack: TierStack) -> None:
         assert all(copies.coming_bytes == 0 for copies in stack.table.of)
         assert not stack.table.over_limit
         assert stack.host.used_slots == stack.table.of[HOST].pages
+        _check_digests(stack)
     if (landing := stack.landing) is not None:
         wait_until(lambda: not landing.used_slots, "landing memory leaked", stack)
     if isinstance(ssd, SsdTier):
@@ -223,6 +224,14 @@ def check(stack: TierStack) -> None:
         assert ssd.stripes.writing == (0, 0), "writes that have ended count as under way"
         assert ssd.stripes.reading == 0, "reads that have ended count as under way"
     check_maps(stack)
+
+
+def _check_digests(stack: TierStack) -> None:
+    """Wherever a page in host memory came from, something tells what it has to be when it is looked at next."""
+    for page in stack.table.all_pages():
+        if page.resident:
+            known = page.digest is not None or bool(stack.host.digests.known([page.slot])[0])
+            assert known, f"nobody could tell whether page {page.key.hex()[:8]} in host memory is damaged"
 
 
 def wait_until(there: Callable[[], object], what: str, stack: TierStack | None = None) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from ...base.page import page_digest
 from ...figures.counters import LinkCounters
 from ..tier import Chain, Read, ReadOutcome
@@ -84,11 +86,13 @@ class ObjectReads:
         rumours: Rumours,
         *,
         clock: Callable[[], float],
+        fingerprint: Callable[[np.ndarray], bytes],
         probe: CostProbe | None,
         found: list[Callable[[], None]],
         ended: list[Callable[[], None]],
     ) -> None:
-        """`found`, `ended`: what tells who has searched, and who has read. `probe`: told what was found and read."""
+        """`found`, `ended`: what tells who has searched, and who has read. `fingerprint`: the checksum of a page in
+        host memory. `probe`: told what was found and read."""
         self.counts = dict.fromkeys(("lookups", "lookups_late", "found_pages", "absent", "bad"), 0)
         self.link = LinkCounters()
         self._line = line
@@ -96,6 +100,7 @@ class ObjectReads:
         self._names = names
         self._rumours = rumours
         self._clock = clock
+        self._fingerprint = fingerprint
         self._probe = probe
         self._found = found
         self._ended = ended
@@ -264,8 +269,12 @@ class ObjectReads:
             outcome = ReadOutcome.KEY
         else:
             into[:] = self._shape.page(self._line.slots[arrived.slot], index)
-            if page_digest(into) != arrived.header.digests[index]:
+            digest = page_digest(into)
+            if digest != arrived.header.digests[index]:
                 outcome = ReadOutcome.CHECKSUM
+            else:
+                # By this the page is verified from now on: a hint says that it is there, and no more.
+                read.copy.digest = digest if self._fingerprint is page_digest else self._fingerprint(into)
         if outcome is not ReadOutcome.OK:
             self._bad(reading.place.name)
         self._settle([reading], outcome)

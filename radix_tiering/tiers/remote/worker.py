@@ -83,7 +83,7 @@ class RemoteWorker:
         self._probe = CostProbe(shape, self.line, clock, told, writes) if probes else None
         self._reads = ObjectReads(
             self.line, shape, names, self.rumours,
-            clock=clock, probe=self._probe, found=self._found, ended=self._ended,
+            clock=clock, fingerprint=fingerprint, probe=self._probe, found=self._found, ended=self._ended,
         )  # fmt: skip
         self._writes = ObjectWrites(
             self.line, shape, names, self.rumours, clock=clock, fingerprint=fingerprint, ended=self._ended
