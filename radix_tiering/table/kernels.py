@@ -163,6 +163,13 @@ def _hidden(words, meta, r):
 
 
 @_part
+def _has_left(words, meta, r):
+    """Whether a page has left, or one before it, or all of its namespace: nobody finds it any more, though it may take
+    a while until it is gone."""
+    return (words[r, FLAGS] | words[words[r, SPACE], FLAGS]) & DROPPED != 0 or _hidden(words, meta, r)
+
+
+@_part
 def _hash_in(words, longs, table, r):
     size = table.shape[0]
     tag, at = _home_of(words, longs, r, size)
@@ -919,6 +926,12 @@ def find_chain(words, longs, table, heaps, meta, notes, space, keys, out):
     return keys.shape[0]
 
 
+@_entry("boolean", "int64")
+def has_left(words, longs, table, heaps, meta, notes, r):
+    """See `_has_left`."""
+    return _has_left(words, meta, r)
+
+
 @_entry("int64", "int64, int64[:,::1]")
 def probe(words, longs, table, heaps, meta, notes, space, keys):
     """How many pages of a chain, from the first on, have a whole copy somewhere. No lock is needed."""
@@ -977,7 +990,8 @@ def writable(words, longs, table, heaps, meta, notes, pages, tier, found):
     for at in range(pages.shape[0]):
         r = pages[at, 0]
         found[at] = 0
-        if words[r, GENERATION] != pages[at, 1] or words[r, FLAGS] & DROPPED:
+        # What has left must not be written: it would lie on devices that have been told of a flush before.
+        if words[r, GENERATION] != pages[at, 1] or _has_left(words, meta, r):
             continue
         if words[r, TIERS] & copy or not words[r, TIERS] & WHOLE:
             continue

@@ -433,8 +433,8 @@ class PageTable:
 
     def writable(self, pages: Sequence[Page], tier: int) -> tuple[list[Page], int]:
         """Those of up to `kernels.BATCH` pages that are in host memory and have no copy in this tier; and how many were
-        left out because it is durable, and the page before them is neither there nor among those before. What memory is
-        being emptied of is not written: there it would outlive that."""
+        left out because it is durable, and the page before them is neither there nor among those before. What has left,
+        and what memory is being emptied of, is not written: there it would outlive that."""
         if self._emptying:
             pages = [page for page in pages if self.holds(page)]
         found = np.zeros(len(pages), np.int64)
@@ -442,6 +442,11 @@ class PageTable:
         kernels.writable(*self._rows.state, named, tier, found)
         answers = found.tolist()
         return [page for page, answer in zip(pages, answers, strict=True) if answer == 1], answers.count(2)
+
+    def has_left(self, page: Page) -> bool:
+        """Whether `page`, or one before it, or its namespace has been dropped: it is found no more, though it may be a
+        while until it is gone."""
+        return page.gone or bool(self._call(kernels.has_left, page.row))
 
     def begin_all(self, pages: Sequence[Page], tier: int, places: Sequence[Any]) -> None:
         """`begin` of up to `kernels.BATCH` pages whose checksums the tier learns as they are written."""

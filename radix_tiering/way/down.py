@@ -450,8 +450,9 @@ class Mover:
         page, written = one.page, one.written
         intact = one.reason != DAMAGED and (written is None or not self._differs(page, written))
         if written is None:
+            flushed = self._table.has_left(page)
             self._table.end(page, self.number, whole=False)
-            if intact:
+            if intact and not flushed:
                 self._failed(page, one.key, one.reason)
         elif self._table.end(
             page, self.number, whole=intact and self._reachable(page), place=written.place, digest=written.digest
