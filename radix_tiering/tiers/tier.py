@@ -78,6 +78,8 @@ class Written(NamedTuple):
 
 #: Why a page is not written whose bytes in memory are no longer those of its checksum.
 DAMAGED = "the bytes in memory are not the page's"
+#: ... and of one that may be written a moment later: nothing has left service, so that to try at once is to fail again.
+NOT_NOW = "this machine had no memory for the request"
 
 
 class Write(NamedTuple):
@@ -178,7 +180,7 @@ class Tier(ABC):
     most_queued: int | None = None
     #: Pages that may leave for one that comes: bounds how long the page table is locked.
     most_evictions = 64
-    #: Whether a page that could not be written is offered again: what has failed has left service.
+    #: Whether a page that could not be written, but for NOT_NOW, is offered again: what has failed has left service.
     tries_again = False
     #: Whether reads from a part that has gone may never be answered, so that nobody waits for them.
     may_hang = False

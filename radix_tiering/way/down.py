@@ -27,7 +27,7 @@ from ..table.page_table import PageTable
 from ..table.policy import AdmissionPolicy
 from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
-from ..tiers.tier import DAMAGED, Tier, Write, Written
+from ..tiers.tier import DAMAGED, NOT_NOW, Tier, Write, Written
 
 #: What is wanted of a tier beyond the pages that memory holds now: room for those to come.
 HEADROOM = 1.25
@@ -468,8 +468,9 @@ class Mover:
 
     def _failed(self, page: Page, key: bytes, reason: str) -> None:
         self._tell_failed(key, reason)
-        # What has failed has left service, so trying again ends at the latest when nothing is left.
-        if self.tier.tries_again and not page.dropped and page.resident:
+        # What has failed has left service, so trying again ends at the latest when nothing is left. Else the next use
+        # of the page offers it.
+        if self.tier.tries_again and reason != NOT_NOW and not page.dropped and page.resident:
             self.offer([page])
 
     def _tell_failed(self, key: bytes, reason: str) -> None:

@@ -714,6 +714,41 @@ def _reopened(array):
     return MemoryArray.from_images([image.copy() for image in array.images], seed=9)
 
 
+def test_writes_for_which_there_is_no_memory_are_tried_no_more_than_once_until_the_next_use():
+    """As long as that lasts: nothing has left service, so that nobody would end trying."""
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=4))
+    stack = make_stack(64, memory_ssd(array=array))
+    array.add(Fault(Fail(errno.ENOMEM), operation=Operation.WRITE))
+    keys = chain(*range(32))
+    put(stack, keys)
+    assert stack.wait_written(60)
+    told = [event for event in stack.events.since() if event.kind == "ssd.write_failed"]
+    assert 0 < len(told) <= len(keys)
+    assert all(device.in_service for device in stack.snapshot().devices)
+    array.clear()
+    stack.restorer.used(keys)
+    stack.restorer.flush()
+    assert stack.wait_written(60)
+    assert stack.snapshot().tiers["ssd"].pages == len(keys)
+    check(stack)
+
+
+def test_reads_for_which_there_is_no_memory_cost_neither_pages_nor_devices():
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=4))
+    stack = make_stack(64, memory_ssd(array=array))
+    keys = chain(*range(16))
+    put(stack, keys)
+    assert stack.wait_written(60)
+    stack.flush(memory=True, durable=False)
+    array.add(Fault(Fail(errno.EAGAIN), operation=Operation.READ))
+    assert get(stack, keys) == 0
+    array.clear()
+    assert stack.snapshot().tiers["ssd"].pages == len(keys)
+    assert all(device.in_service for device in stack.snapshot().devices)
+    assert get(stack, keys) == len(keys)
+    check(stack)
+
+
 def test_many_pages_say_what_each_of_them_says():
     stack = make_stack(host_pages=8, ssd=memory_ssd())
     keys = chain(*"abcdef")

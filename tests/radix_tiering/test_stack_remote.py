@@ -526,6 +526,26 @@ def test_writes_that_hang_pin_nothing_for_ever(machines: Machines) -> None:
 
 
 @on_machines
+def test_a_store_that_takes_nothing_and_does_not_say_why_rests_and_is_told_of(machines: Machines) -> None:
+    """SGLang's file backend on a full disk: what is used again and again is not sent again and again."""
+    first, keys = machines.server(), run_of("a", 4)
+    machines.fail("put", EngineFault.REFUSES)
+    put(first, keys)
+    for _ in range(20):
+        first.restorer.used(keys)
+        wait_sent(first)
+    asked = sum(job.verb == "put" for job in machines.store.jobs)
+    assert 0 < asked <= 8, f"{asked} times"
+    assert len(told(first, "remote.fails")) == 1
+    assert first.snapshot().remote_errors == asked
+    machines.fail("put", EngineFault.NONE)
+    machines.runner.sleep(MOST_REST)
+    first.restorer.used(keys)
+    wait_sent(first)
+    assert len(machines.store.objects) == 4 * RUN // SHAPE.pages
+
+
+@on_machines
 def test_a_damaged_page_in_host_memory_is_not_sent(machines: Machines) -> None:
     first = machines.server(admission="reuse")
     keys = run_of("a", 1)

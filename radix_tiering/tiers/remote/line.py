@@ -178,16 +178,20 @@ class EngineLine:
             self._last_chance = None  # as long as some come that were late, more may
 
     def _judge(self, job: _Job, answer: EngineAnswer) -> None:
-        """What an answer says of the engine. One that takes nothing may be read from all the same."""
-        if answer.error:
+        """What an answer says of the engine. One that takes nothing may be read from all the same; whether it says why,
+        as engines do not that find no room on their disk."""
+        error = answer.error
+        if job.verb == "put" and not any(answer.done):
+            error = error or "put: it took nothing, and does not say why; its log may"
+        if error:
             self.errors += 1
-        if answer.error and job.verb == "put":
+        if error and job.verb == "put":
             self._puts_rest = min(MOST_REST, max(FIRST_REST, 2 * self._puts_rest))
             self._puts_at = self._clock() + self._puts_rest
             if self._puts_rest == FIRST_REST:
-                self._emit("remote.fails", reason=answer.error)
-        elif answer.error:
-            self._missed("remote.fails", reason=answer.error)
+                self._emit("remote.fails", reason=error)
+        elif error:
+            self._missed("remote.fails", reason=error)
         else:
             if job.verb == "put":
                 self._puts_rest = 0.0

@@ -25,7 +25,7 @@ GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EBADF})
 #: Errors of writes after which nothing new is to be written there, and what is there can be read: file systems without
 #: room, as where blocks are shared with a copy, and those that are for reading alone by now.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-#: Errors of writes that are this machine's, and not the device's: one page is not written.
+#: Errors that are this machine's, and not the device's: one page is not written, or not read now.
 PASSING = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
@@ -72,10 +72,10 @@ class DeviceState:
     def failed(self, units: Units, writing: bool, error: int) -> tuple[str, bool]:
         """Count a request that failed. Why the device has to go out of service, or an empty string; and whether nothing
         new is to come there, though it serves what it has."""
-        in_a_row = units.count_error(self.device, writing)
+        in_a_row = units.count_error(self.device, writing, in_a_row=error not in PASSING)
         if writing:
             return "" if error in FULL | PASSING else write_failed(error), error in FULL
-        if error in GONE or in_a_row >= READ_ERROR_LIMIT:
+        if error in GONE or (error not in PASSING and in_a_row >= READ_ERROR_LIMIT):
             return f"{in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}", False
         return "", False
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from ...base.page import PageRecord
 from ...base.runner import Runner
-from ..tier import DAMAGED, ReadOutcome
+from ..tier import DAMAGED, NOT_NOW, ReadOutcome
 from .arrays import ring_batch  # noqa: F401 - compiled before the first transfer, not with it
 from .arrays.devices import Completion, CompletionArrays, DeviceArray, RequestArrays
 from .blockio import CONTROL_TAG, LAST_CHANCE, Patience
-from .device_state import DeviceState, Service, write_failed
+from .device_state import PASSING, DeviceState, Service, write_failed
 from .errands import DeviceNews, IoErrand
 from .kernels import FOREIGN, RIGHT
 from .layout import SlotPlace, StoredPage, unit_identity
@@ -461,9 +461,11 @@ class IoThread:
             with self.lock:
                 self._allocator.unhold((transfer.placement[index],))
         elif isinstance(transfer, PageWrite):
-            transfer.failure = transfer.failure or f"device {device}: {write_failed(error)}"
+            failure = NOT_NOW if error in PASSING else f"device {device}: {write_failed(error)}"
+            transfer.failure = transfer.failure or failure
         elif not transfer.failed:
-            transfer.outcome = ReadOutcome.IO_ERROR
+            # What was not read for want of memory is still there.
+            transfer.outcome = ReadOutcome.CANCELLED if error in PASSING else ReadOutcome.IO_ERROR
         self.units.fail(transfer)
         if fault:
             self.take_out(device, fault)

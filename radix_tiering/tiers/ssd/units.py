@@ -101,8 +101,8 @@ class Units:
             latency=latency,
         )
 
-    def count_error(self, device: int, writing: bool) -> int:
-        """One request has failed; how many reads of this device have in a row."""
+    def count_error(self, device: int, writing: bool, *, in_a_row: bool = True) -> int:
+        """One request has failed; how many reads of this device have in a row. `in_a_row`: this one counts for that."""
         words = self._devices[device]
         if writing:
             words[k.WRITES] += 1
@@ -110,7 +110,7 @@ class Units:
         else:
             words[k.READS] += 1
             words[k.READ_ERRORS] += 1
-            words[k.ERRORS_IN_A_ROW] += 1
+            words[k.ERRORS_IN_A_ROW] += in_a_row
         return int(words[k.ERRORS_IN_A_ROW])
 
     def count_corrupt(self, device: int) -> None:

@@ -24,6 +24,7 @@ class EngineFault(Enum):
     WRONG = "wrong"  # a bit of a page
     HEADER = "header"  # a bit of what it says of its pages
     ABSENT = "absent"  # it is not there, though it exists
+    REFUSES = "refuses"  # what is put is not taken, and it does not say why
     FAILS = "fails"  # with an error: it does not say that all is well
     HANGS = "hangs"  # no answer, ever
     DIES = "dies"  # the life ends
@@ -109,6 +110,8 @@ class ModelEngine:
         objects = self._store.objects
         if job.verb == "exists":
             return [name in objects for name in job.names]
+        if job.verb == "put" and fault is EngineFault.REFUSES:
+            return [False] * len(job.names)
         if job.verb == "put":
             for name, slot in zip(job.names, job.slots, strict=True):
                 objects.setdefault(name, self.memory[slot].copy())  # the first one counts
