@@ -123,15 +123,16 @@ class Filling:
         return len(lost)
 
     def _enter(self, held: HeldPages, which: np.ndarray, times: np.ndarray) -> tuple[int, np.ndarray]:
-        """As `PageTable.recover`."""
+        """As `PageTable.recover`; what lies on a part that has gone is out of reach, and with it what follows it."""
         places = held.places[which]
+        gone = np.zeros(len(which), bool)
         if self._gone:
-            gone = [any(self._tier.uses(place, part) for part in self._gone) for place in places.tolist()]
-            first = gone.index(True) if any(gone) else len(gone)
-            if not first:
-                return 1, places[:1]  # what follows it is out of reach
-            which, places, times = which[:first], places[:first], times[:first]
-        return self._table.recover(held._replace(keys=held.keys[which], places=places), self._mover.number, times)
+            gone[:] = [any(self._tier.uses(place, part) for part in self._gone) for place in places.tolist()]
+        there = np.flatnonzero(~gone)
+        some = held._replace(keys=held.keys[which[there]], places=places[there])
+        looked_at, lost = self._table.recover(some, self._mover.number, times[there])
+        end = int(there[looked_at]) if looked_at < len(there) else len(which)
+        return end, np.concatenate([lost, places[:end][gone[:end]]])
 
     def _move_on(self, stage: Stage) -> None:
         self.stage = stage

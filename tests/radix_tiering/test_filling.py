@@ -345,6 +345,30 @@ def test_a_device_that_goes_in_between_takes_its_pages_along(kept: MemoryArray, 
     check(stack)
 
 
+def test_a_device_that_has_gone_makes_no_step_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filling takes as long as there are steps: as many pages are entered in each of them, whatever lies between."""
+    array, steps = MemoryArray([2**21] * 4, seed=1), list[int]()
+    stack = make_stack(1024, memory_ssd(array=array))
+    for number in range(40):
+        put(stack, chain(number, *range(4)))
+    assert stack.wait_written(WAIT)
+    close(stack)
+    real = Filling._enter_some
+
+    def counted(self: Filling, newest: int) -> int:
+        steps.append(1)
+        return real(self, newest)
+
+    monkeypatch.setattr(Filling, "_enter_some", counted)
+    filling = make_stack(16, memory_ssd(array=MemoryArray.from_images(array.images), behind=True), fill_behind=True)
+    with filling.table.lock:
+        filling.fillings["ssd"].lose(1)
+    filled(filling)
+    assert len(steps) <= -(-200 // filling_module.ENTERED_TOGETHER) + 1
+    assert 0 < filling.table.pages < 200
+    check(filling)
+
+
 def test_a_cap_in_between_holds_for_what_comes_after_it(kept: MemoryArray, entering: Gate) -> None:
     stack = start_to(kept, entering, 2)
     assert isinstance(obey(stack, CapTier(tier="ssd", limit=3 * GEOMETRY.page_bytes)), str)
