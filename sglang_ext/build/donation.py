@@ -32,9 +32,14 @@ from .least import least
 
 logger = logging.getLogger(__name__)
 
-#: Tokens for which a request that runs has memory at least. To generate them takes longer than to have memory back from
-#: a borrower that says nothing, a lease's term.
+#: Tokens for which a request that runs has memory at least; more where it generates them sooner than memory is back
+#: from a borrower that says nothing, after a lease's term, ...
 AHEAD_TOKENS = 512
+#: ... and so many times what it generates until then, by the fastest request of late: for the round in which memory is
+#: asked for, and the batches that are waited for before it is the pool's again.
+AHEAD_TIMES = 1.5
+#: Seconds over which tokens are counted for that. Where they come slower, a faster rate is forgotten by this part.
+COUNTED_SECONDS, FORGOTTEN = 0.25, 0.01
 #: How long lending rests after an error of ours, seconds: there may be thousands of rounds in that.
 FAULT_SECONDS = 1.0
 #: A copy of some pages that has taken so long, seconds, is told of, as often as it is longer.
@@ -67,20 +72,46 @@ class SchedulerPool:
             tree.evict_for_others(tokens)
 
 
+class GenerationRate:
+    """Tokens a second of the request that generates fastest, of late. Speculation and small models differ from others
+    by an order of magnitude, and where few run, each is faster."""
+
+    def __init__(self) -> None:
+        self.tokens_per_second = 0.0
+        self._counted: dict[str, int] = {}
+        self._at = time.monotonic()
+
+    def look_at(self, reqs: Collection[Any]) -> None:
+        """At those that run now."""
+        now = time.monotonic()
+        seconds = now - self._at
+        if seconds < COUNTED_SECONDS:
+            return
+        counts = {req.rid: len(req.output_ids) for req in reqs}
+        most = max((count - self._counted.get(rid, count) for rid, count in counts.items()), default=0)
+        self._counted, self._at = counts, now
+        if counts:
+            self.tokens_per_second = max(most / seconds, self.tokens_per_second * (1 - FORGOTTEN))
+
+
 class Demand:
     """The tokens that a scheduler's running and waiting requests need together.
 
     Counted as SGLang counts when it admits them: a request that waits with all that it may generate, up to SGLang's own
     limit for such estimates; one that has begun with the part of it that SGLang expects (`new_token_ratio`), unless it
-    may not end early. But never with less than `AHEAD_TOKENS`: SGLang retracts requests when it has expected too
-    little, and memory that is lent must not be the reason for that.
+    may not end early. But never with less than `AHEAD_TOKENS`, nor than it generates until memory is back: SGLang
+    retracts requests when it has expected too little, and ends the last of them with an error, and memory that is lent
+    must not be the reason for that.
 
     Where cached prefixes are kept, those of waiting requests count there, and not here again.
     """
 
-    def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
+    def __init__(self, scheduler: Any, allocator: LendingAllocator, away_seconds: float) -> None:
+        """`away_seconds`: after which memory is back, whatever borrowers do."""
         self._scheduler = scheduler
         self._allocator = allocator
+        self._away_seconds = away_seconds
+        self._rate = GenerationRate()
 
     def __call__(self) -> int:
         """Now. Cached prefixes that no request uses are not counted. At most the whole pool."""
@@ -89,6 +120,7 @@ class Demand:
         total: int = allocator.size
         tokens = total - free - allocator.lent_tokens
         begun = self._begun()
+        self._rate.look_at(begun)
         expected: float = scheduler.new_token_ratio_tracker.current
         for req in begun:
             tokens += self._growth(req, expected)
@@ -132,9 +164,12 @@ class Demand:
         generates no more than the `expected` part of what it may."""
         page = self._allocator.page_size
         done = len(req.output_ids)
-        left = min(max(req.sampling_params.max_new_tokens - done, 0), CLIP_MAX_NEW_TOKENS)
+        may = max(req.sampling_params.max_new_tokens - done, 0)
+        ahead = max(AHEAD_TOKENS, int(AHEAD_TIMES * self._away_seconds * self._rate.tokens_per_second))
+        left = min(may, CLIP_MAX_NEW_TOKENS)
         if not req.sampling_params.ignore_eos:
-            left = min(left, max(int(left * expected), AHEAD_TOKENS))
+            left = int(left * expected)
+        left = max(left, min(may, ahead))
         length = len(req.origin_input_ids) + done + left
         beams = req.beam_group.beam_width if req.beam_group is not None else 1
         return (max(0, -(-length // page) * page - req.kv.kv_allocated_len) + 2 * page) * beams
@@ -151,6 +186,7 @@ class Donation:
         bounds: DonationBounds,
         window_seconds: float,
         keep_seconds: float,
+        away_seconds: float,
         service: LeaseService,
         effects: deque[DonorEffect],
         server: ArenaServer,
@@ -159,15 +195,16 @@ class Donation:
         ranks: int = 1,
     ) -> None:
         """`effects`: where the service puts what it tells. `stack`: whose events say what was taken back, and what
-        went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are. `rank` of so
-        many `ranks`, which run the same requests in lockstep, and lend together."""
+        went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are.
+        `away_seconds`: see `Demand`. `rank` of so many `ranks`, which run the same requests in lockstep, and lend
+        together."""
         self.stack = stack
         self._tick_at = self._told_at = self._copies_seen_at = 0.0
         self._time = ServingTime(time.monotonic)
         self._scheduler = scheduler
         self._server = server
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
-        self._demand = Demand(scheduler, self._allocator)
+        self._demand = Demand(scheduler, self._allocator, away_seconds)
         self._kept: KeptPrefixes | None = None
         pages = self._allocator.size // self._allocator.page_size
         sizer = ElasticSizer(

@@ -66,6 +66,7 @@ class PeerSide:
         self.service: LeaseService | None = None
         self.donation: Donation | None = None
         self._peer = peer
+        self._timing = lease_timing(peer.term, peer.recall_bound)
         self._number, self._ranks = number, ranks
         self._pool = pool
         self._page_bytes = pool.geometry.page_bytes
@@ -87,8 +88,7 @@ class PeerSide:
 
     def _listen(self, directory: Path, kvcache: LentKVPool) -> None:
         address = ipc_address(directory, self.name)
-        timing = lease_timing(self._peer.term, self._peer.recall_bound)
-        donor = Donor(self.name, kvcache.layout.page_bytes, random.SystemRandom(), timing=timing)
+        donor = Donor(self.name, kvcache.layout.page_bytes, random.SystemRandom(), timing=self._timing)
         self.service = LeaseService(donor=donor, listen=address, on_donor=self._effects.append)
         bandwidth = self._peer.bandwidth
         self._server = ArenaServer(
@@ -159,6 +159,7 @@ class PeerSide:
                 bounds,
                 float(self._peer.window),
                 float(self._peer.window if self._peer.keep is None else self._peer.keep),
+                self._timing.donor_deadline(0.0, self._timing.term),
                 self.service,
                 self._effects,
                 self._server,

@@ -18,7 +18,7 @@ from swift_tiers.radix_tiering.base.bounds import donation_bounds
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
 from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.sglang_ext.build import donation as module
-from swift_tiers.sglang_ext.build.donation import Donation
+from swift_tiers.sglang_ext.build.donation import AHEAD_TOKENS, Demand, Donation
 from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
 from swift_tiers.sglang_ext.way.keeping_cache import KeepingRadixCache
 
@@ -56,7 +56,17 @@ class Donor:
         bounds = donation_bounds(True)
         assert bounds is not None
         self.donation = Donation(
-            scheduler, stack, PoolLayout((0,), 4096), bounds, SECONDS, SECONDS, service, deque(), server, ranks=ranks
+            scheduler,
+            stack,
+            PoolLayout((0,), 4096),
+            bounds,
+            SECONDS,
+            SECONDS,
+            2.0,
+            service,
+            deque(),
+            server,
+            ranks=ranks,
         )
         slots = self.allocator.alloc(CACHED * PAGE)
         cache.insert(InsertParams(key=RadixKey(array("q", range(CACHED * PAGE))), value=slots))
@@ -125,3 +135,35 @@ def test_what_was_needed_grows_old_while_there_is_nothing_to_do(
     assert donor.now > began + 0.9 * SECONDS
     assert donor.kept == 0
     assert not donor.faults
+
+
+@pytest.mark.parametrize(("rate", "away", "tokens"), [(40, 2.0, AHEAD_TOKENS), (400, 2.0, 1200), (100, 60.0, 9000)])
+def test_a_request_has_memory_for_what_it_generates_until_lent_memory_is_back(
+    monkeypatch: pytest.MonkeyPatch, rate: int, away: float, tokens: int
+) -> None:
+    """However fast it is, and however long a silent borrower may keep memory; else SGLang would end the request."""
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    req = SimpleNamespace(
+        rid="r",
+        output_ids=[],
+        origin_input_ids=[0] * PAGE,
+        sampling_params=SimpleNamespace(max_new_tokens=100_000, ignore_eos=False),
+        beam_group=None,
+        kv=SimpleNamespace(kv_allocated_len=PAGE),
+        finished=lambda: False,
+    )
+    allocator = PagedLendingAllocator(50_000 * PAGE, PAGE, torch.float32, "cpu", None, need_sort=False)
+    scheduler = SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=[req]), last_batch=None, chunked_req=None, waiting_queue=[],
+        max_running_requests=4, new_token_ratio_tracker=SimpleNamespace(current=0.0),
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0, kept=None),
+    )  # fmt: skip
+    demand = Demand(scheduler, allocator, away)
+    for _ in range(100):
+        demand()
+        now[0] += 0.02
+        while len(req.output_ids) < rate * now[0]:
+            req.output_ids.append(0)
+            req.kv.kv_allocated_len += 1
+    assert tokens <= demand() <= 1.1 * tokens + 4 * PAGE
