@@ -256,19 +256,20 @@ class Lender:
         """A shape that suits every borrower: whole units of each. Those who come last get nothing if their pages and
         the others' have no common unit that the pool could lend."""
         page_bytes, pool_pages = self._layout.page_bytes, self._pool.pages
-        common = page_bytes
+        common, most_bytes = page_bytes, self._bound * page_bytes
         best = run_shape(self._layout, 1, pool_pages)
         for party, unit in self._units.items():
             larger = elastic_unit(common, unit)
-            shape = run_shape(self._layout, larger // page_bytes, pool_pages)
-            if shape.pages <= self._bound and shape.spans * len(self._layout.planes) <= MAX_EXTENTS:
+            # Looked at first: to find the shape of a unit takes as long as it has pages, and others say how many.
+            shape = run_shape(self._layout, larger // page_bytes, pool_pages) if larger <= most_bytes else None
+            if shape and shape.pages <= self._bound and shape.spans * len(self._layout.planes) <= MAX_EXTENTS:
                 common, best = larger, shape
             else:
                 logger.warning(
                     "swift-tiers: nothing can be lent to %s: together with the pages of others, its pages have no "
                     "common unit below the %d bytes that may be lent",
                     party.name,
-                    self._bound * page_bytes,
+                    most_bytes,
                 )
         return best
 

@@ -48,6 +48,8 @@ Outputs = list[Send | DonorEffect]
 
 #: The largest unit, bytes: pages whose least common multiple is beyond it do not fit together.
 MAX_UNIT_BYTES = 2**32
+#: More than all of them together can want, bytes: what ranks agree on has 63 bits.
+MOST_WANTED = 2**60
 
 
 class _Borrower:
@@ -231,8 +233,9 @@ class Donor:
 
     def wanted_bytes(self, run_bytes: int) -> int:
         """What all borrowers for whom a run of so many bytes would do would like more, as they last said; other donors
-        may be asked for the same."""
-        return sum(session.wanted for session in self._borrowers.values() if run_bytes % session.page_bytes == 0)
+        may be asked for the same. At most MOST_WANTED, whatever they say."""
+        wanted = sum(session.wanted for session in self._borrowers.values() if run_bytes % session.page_bytes == 0)
+        return min(wanted, MOST_WANTED)
 
     def bytes_in(self, *states: RunState) -> int:
         """Bytes of the runs in these states."""

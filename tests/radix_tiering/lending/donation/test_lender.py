@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swift_tiers.ops.lab.torture.neighbours.pool import IN_USE, LENT, ModelPool
-from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.donation import lender as lender_module
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, RunShape, run_shape
 from swift_tiers.radix_tiering.lending.donation.fenced import COPY_SECONDS
 from swift_tiers.radix_tiering.lending.donation.lender import (
     LEND_SECONDS,
@@ -528,6 +529,23 @@ def test_a_borrower_whose_pages_have_no_unit_with_the_others_gets_nothing_and_th
     assert server.held("c") == 0
     assert "nothing can be lent to c" in caplog.text
     assert server.lender.lent_pages * PAGE_BYTES == server.held(), "something waits for who can get nothing"
+
+
+def test_page_sizes_that_others_choose_cost_no_more_than_the_pool_has_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find the shape of a unit takes as long as it has pages; the scheduler waits for that."""
+    looked_at: list[int] = []
+
+    def looked(layout: PoolLayout, unit_pages: int, pool_pages: int) -> RunShape:
+        looked_at.append(unit_pages)
+        return run_shape(layout, unit_pages, pool_pages)
+
+    monkeypatch.setattr(lender_module, "run_shape", looked)
+    server = Server()
+    for name, size in (("b", PAGE_BYTES), ("c", 1021 * PAGE_BYTES), ("e", 1019 * PAGE_BYTES)):
+        server.borrow(10 * PAGE_BYTES, name, page_bytes=size)
+        server.run(2)
+    assert server.held() >= 10 * PAGE_BYTES
+    assert max(looked_at) <= server.pool.pages
 
 
 def test_what_nobody_borrows_any_more_is_the_pools_again() -> None:

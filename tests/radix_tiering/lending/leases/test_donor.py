@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swift_tiers.radix_tiering.lending.leases import Donor, Extent, Letter, Party, RunState, Timing
+from swift_tiers.radix_tiering.lending.leases.donor import MOST_WANTED
 from swift_tiers.radix_tiering.lending.leases.effects import (
     Back,
     BorrowerJoined,
@@ -247,6 +248,13 @@ def test_it_knows_how_much_is_wanted_by_those_who_could_use_it() -> None:
     assert pair.donor.wanted_bytes(PAGE) == 5 * RUN
     pair.stock(1)
     assert pair.donor.wanted_bytes(PAGE) == 4 * RUN, "what was granted is still counted"
+
+
+def test_whatever_borrowers_say_they_want_fits_into_what_ranks_agree_on() -> None:
+    pair = Pair("b", "c")
+    pair.want(2**63 - 1, "b")
+    pair.want(2**63 - 1, "c")
+    assert pair.donor.wanted_bytes(PAGE) == MOST_WANTED < 2**62
 
 
 def test_recalls_are_taken_from_who_holds_most() -> None:
