@@ -96,7 +96,6 @@ class ArenaServer:
         self._copy_since = self._clock()
         self._stopping = False
         os.close(open_private_directory(path.parent, "lease directory", create=True))
-        self._path = path
         self._listener = packet_socket()
         try:
             # Left behind by a former life: whoever holds the lease address' lock is the only one to listen here.
@@ -141,7 +140,7 @@ class ArenaServer:
         return [guest.party for guest in list(self._guests.values()) if guest.party is not None]
 
     def close(self) -> None:
-        """End all connections and the thread. Idempotent."""
+        """End all connections and the thread. Idempotent. The socket's path goes with the lease address."""
         if self._stopping:
             return
         self._stopping = True
@@ -163,7 +162,6 @@ class ArenaServer:
         for guest in list(self._guests.values()):
             self._drop(guest)
         self._listener.close()
-        self._path.unlink(missing_ok=True)
 
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do a little of it; how long to wait next."""

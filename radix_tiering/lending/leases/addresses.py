@@ -57,9 +57,11 @@ def take_path(path: Path) -> int:
 
 
 def leave_path(lock: int, path: Path) -> None:
-    """Take `take_path` back, and leave nothing there."""
-    path.unlink(missing_ok=True)
-    path.with_suffix(_LOCK).unlink(missing_ok=True)  # while it is held: who opens it then sees that it is not the one
+    """Take `take_path` back, and leave nothing there: while it is held, since what lies there afterwards is another
+    life's."""
+    for left in (path, path.with_suffix(ARENA)):
+        left.unlink(missing_ok=True)
+    path.with_suffix(_LOCK).unlink(missing_ok=True)  # who opens it then sees that it is not the one
     os.close(lock)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import random
 import select
 import stat
 import tempfile
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.lending import leases as leases_module
 from swift_tiers.radix_tiering.lending.donation import arena_client, arena_server, pace
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
 from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
@@ -39,6 +41,7 @@ from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, 
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
 from swift_tiers.radix_tiering.lending.leases.runs import HeldRun
+from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 
 from support.redis import wait_for
 
@@ -530,6 +533,24 @@ def test_places_that_are_not_private_or_not_local_are_refused(directory: Path) -
     with pytest.raises(ConfigError, match="chmod 700"):
         ArenaClient(directory / "d.arena", "d", BORROWER, PAGE, arena)
     arena.close()
+
+
+def test_a_life_that_ends_leaves_the_socket_of_the_next_one_alone(directory: Path) -> None:
+    """The next one of the name listens as soon as the lease address is free; the arena's thread may be in a copy."""
+    address = ipc_address(directory, "d")
+
+    def leases() -> LeaseService:
+        return LeaseService(donor=leases_module.Donor("d", PAGE, random.Random(1)), listen=address)
+
+    old, service = Donor(directory), leases()
+    service.close()
+    assert not old.path.exists(), "nobody lends any more"
+    service, new = leases(), Donor(directory)
+    old.close()
+    assert new.path.exists()
+    service.close()
+    new.close()
+    assert not list(directory.glob("d.*"))
 
 
 def test_who_listens_under_another_name_is_not_believed(donor: Donor, caller: Caller) -> None:

@@ -27,7 +27,7 @@ def sockets_of(path: Path) -> None:
 
 def test_one_server_listens_at_a_path_and_leaves_nothing(path: Path) -> None:
     lock = take_path(path)
-    path.touch()
+    sockets_of(path)
     with pytest.raises(ConfigError, match="another server listens at"):
         take_path(path)
     leave_path(lock, path)
