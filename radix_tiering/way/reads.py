@@ -77,6 +77,7 @@ class Reads(Generic[Waiter]):
         self._on_its_way: dict[Page, _OnItsWay] = {}
         self._answered: list[_Answered] = []  # of which nobody has been told yet
         self._saving: dict[Page, int] = {}  # see `save`: on their way as long as they are in it, from this tier
+        self._saved_by_the_way: dict[Page, Callable[[bool], None]] = {}  # who is told when their read has ended
 
     @property
     def lands(self) -> bool:
@@ -201,11 +202,15 @@ class Reads(Generic[Waiter]):
                 self._arrived(one.page, one.tier, now - one.started)
             self._table.forget_hints(self._table.hinted(pages))
             self.learn(pages)
+            if self._saved_by_the_way:
+                for page in pages:
+                    self._end_save(page, saved=True)
             self._settled([told for one in some for told in self._told(one.page, one.tier, "")])
 
     def _settle_otherwise(self, one: _Answered) -> None:
         """It could not be read, or has left meanwhile."""
         page = one.page
+        self._end_save(page, saved=False)
         if one.outcome is not ReadOutcome.OK and not page.dropped:
             self._lost(page, one.tier, one.copy, one.outcome)
             if self._ask_another(page, without=one.tier):
@@ -256,12 +261,17 @@ class Reads(Generic[Waiter]):
     # ---- to save it from a part that is leaving ----
 
     def save(self, page: Page, tier: int, ended: Callable[[bool], None]) -> bool:
-        """Bring a page that this tier alone has to host memory, before the part it lies on is returned. False where
-        there is no room that is worth less. Else `ended(saved)` follows, under the lock; until then `join` finds the
-        page."""
+        """Bring a page that this tier alone has to host memory, before the part it lies on is returned, if it is not
+        coming from there already. False where there is no room that is worth less. Else `ended(saved)` follows, under
+        the lock; until then `join` finds the page."""
         copy = page.copy_in(tier)
-        if copy is None or not copy.whole or page.in_host or page.elsewhere(tier):
+        if copy is None or not copy.whole or page.elsewhere(tier):
             return False
+        if page.in_host:
+            comes = page in self._on_its_way and self._on_its_way[page].tier == tier
+            if comes:
+                self._saved_by_the_way[page] = ended
+            return comes
         # Pinned first: making room must not take it along.
         self._table.pin(page)
         slot = self._table.take_slot(None if page.kept else page.last_use)
@@ -288,6 +298,12 @@ class Reads(Generic[Waiter]):
         self._saving[page] = tier
         self._waiting.setdefault(page, [])
         return True
+
+    def _end_save(self, page: Page, *, saved: bool) -> None:
+        """It was read for somebody else, and was to be saved by that."""
+        ended = self._saved_by_the_way.pop(page, None)
+        if ended is not None:
+            ended(saved)
 
     # ---- to landing memory ----
 

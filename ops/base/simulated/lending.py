@@ -275,14 +275,13 @@ class BorrowedMemory(LentMemory):
             write.done(Written(write.place, write.digest or b"") if made else None, "" if made else "lease over")
 
     def _read(self, read: Read, asked: float) -> None:
-        use = Use.DEMOTE if read.saving else Use.READ
-        lasted = self._copied(read.copy.place.key, use, "peer-host", asked, self._speed)
+        lasted = self._copied(read.copy.place.key, Use.DEMOTE, "peer-host", asked, self._speed)
         self.passed += lasted
         with self.answers:
             read.done(ReadOutcome.OK if lasted else ReadOutcome.CANCELLED)
 
     def _land(self, copy: Copy, slot: int, done: LandDone, asked: float) -> None:
-        lasted = self._copied(copy.place.key, Use.READ, "peer-device", asked, self._landing_speed)
+        lasted = self._copied(copy.place.key, Use.DEMOTE, "peer-device", asked, self._landing_speed)
         self.landed += lasted
         if not lasted and self._landing is not None:
             self._landing.give_back(slot)

@@ -92,7 +92,7 @@ class Copier:
         return [name.replace("peer", donor) for name in ways if name in self.links]
 
     def read(self, neighbour: Neighbour, jobs: Sequence[PeerRead]) -> None:
-        """Fetch pages to host memory, now and together. All of them are to be saved, or none."""
+        """Fetch pages to host memory, now and together."""
         outcomes = self._tried(lambda: self._fetch(neighbour, jobs), len(jobs))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if outcome is ReadOutcome.OK:
@@ -123,8 +123,7 @@ class Copier:
             for at, run in begun:
                 client.copy(run, jobs[at].place.slot, jobs[at].into)
 
-        use = Use.DEMOTE if jobs[0].demote else Use.READ
-        lasted = self._copied(neighbour, [job.place for job in jobs], use, copy)
+        lasted = self._copied(neighbour, [job.place for job in jobs], copy)
         return self._outcomes(jobs, lasted, [self._fingerprint(jobs[at].into) for at in lasted])
 
     def _fetch_to_device(self, neighbour: Neighbour, jobs: Sequence[Land]) -> list[ReadOutcome]:
@@ -138,15 +137,16 @@ class Copier:
             with arena.use() as memory:
                 landing.fetch(memory, pages, [jobs[at].slot for at, _ in begun])
 
-        lasted = self._copied(neighbour, [job.place for job in jobs], Use.READ, copy)
+        lasted = self._copied(neighbour, [job.place for job in jobs], copy)
         digests = landing.digests([jobs[at].slot for at in lasted]) if lasted else []
         return self._outcomes(jobs, lasted, digests)
 
     def _copied(
-        self, neighbour: Neighbour, places: list[PeerPlace], use: Use, copy: Callable[[list[tuple[int, CutRun]]], None]
+        self, neighbour: Neighbour, places: list[PeerPlace], copy: Callable[[list[tuple[int, CutRun]]], None]
     ) -> list[int]:
         """Have `copy` fetch those whose leases are held, each given by where it is in `places` and its lease's run;
-        which of them were their leases' when all were copied."""
+        which of them were their leases' when all were copied. What is read of a lease that has been recalled is saved
+        from it, whoever wanted it."""
         tickets: dict[LeaseKey, Ticket] = {}
         begun: list[tuple[int, CutRun]] = []
         lasted: set[LeaseKey] = set()
@@ -156,7 +156,7 @@ class Copier:
                 if run is None or not neighbour.lends(key):
                     continue
                 if key not in tickets:
-                    if (ticket := self._service.check_before(key, use)) is None:
+                    if (ticket := self._service.check_before(key, Use.DEMOTE)) is None:
                         continue
                     tickets[key] = ticket
                 begun.append((at, run))

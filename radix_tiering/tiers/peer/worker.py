@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from ...lending.leases.effects import (
 from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
-from .jobs import CLOSING, LEASE_ENDED, Job
+from .jobs import CLOSING, LEASE_ENDED, Job, Land, PeerRead, PeerWrite
 from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
@@ -311,8 +312,15 @@ class PeerWorker:
 
     def _recalled(self, recalled: LeaseRecalled) -> None:
         self._book.close(recalled.key)
-        self._drop_jobs(recalled.key, but_demotes=True)
+        neighbour = self.neighbours.get(recalled.key.donor)
+        waiting = neighbour.take(recalled.key, but_demotes=True) if neighbour is not None else []
+        for job in waiting:
+            if neighbour is not None and isinstance(job, PeerRead):
+                neighbour.put(replace(job, demote=True))  # who wants it saves it as well
+        self.copier.refuse([job for job in waiting if isinstance(job, PeerWrite)])
         self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))
+        # What was to land comes up to host memory by now.
+        self.copier.refuse([job for job in waiting if isinstance(job, Land)])
 
     def _ended(self, key: LeaseKey) -> None:
         if not self._book.forget(key):
@@ -325,11 +333,11 @@ class PeerWorker:
         self._drop_jobs(key)
         self._tell(lambda listener: listener.gone(key, LEASE_ENDED))
 
-    def _drop_jobs(self, key: LeaseKey, *, but_demotes: bool = False) -> None:
+    def _drop_jobs(self, key: LeaseKey) -> None:
         """Answer what waits for places of a lease that allows it no more."""
         neighbour = self.neighbours.get(key.donor)
         if neighbour is not None:
-            self.copier.refuse(neighbour.take(key, but_demotes=but_demotes))
+            self.copier.refuse(neighbour.take(key))
 
     def _adjust(self) -> None:
         """Say how much is wanted, and return idle leases that are beyond it."""
