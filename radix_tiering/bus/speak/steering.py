@@ -90,11 +90,11 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
         case OrderTier(tier=tier, order=order, argument=argument):
             return _order(stack, tier, order, argument)
         case Pin(page=key):
-            return _pin(stack, _held(stack, key))
+            return _pin(stack, _held(stack, key), key)
         case Unpin(page=key):
-            return _unpin(stack, _held(stack, key))
+            return _unpin(stack, _held(stack, key), key)
         case Drop(page=key):
-            return _drop(stack, _held(stack, key))
+            return _drop(stack, _held(stack, key), key)
         case SetPolicy(field=field, value=value):
             return _set_policy(stack, field, value)
         case CapTier(tier=tier, limit=limit):
@@ -109,13 +109,20 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
 # ---- pages ----
 
 
+# A command is begun some time after its page was found, which may have left the table then, its key with it.
+
+
 def _held(stack: TierStack, key: str) -> Page:
     page = stack.table.find(stack.digest, bytes.fromhex(key))
     if page is None or not page.complete:
-        raise CommandRefusedError(
-            f"page: {key} is not held below the device here; `swift-tiers inspect page` says where pages are"
-        )
+        raise _not_held(key)
     return page
+
+
+def _not_held(key: str) -> CommandRefusedError:
+    return CommandRefusedError(
+        f"page: {key} is not held below the device here; `swift-tiers inspect page` says where pages are"
+    )
 
 
 def _flush(stack: TierStack, *, durable: bool) -> Errand:
@@ -124,15 +131,14 @@ def _flush(stack: TierStack, *, durable: bool) -> Errand:
     return text if flushed.durable else f"{text}; no device could write this down: a restart may find some again"
 
 
-def _drop(stack: TierStack, page: Page) -> Errand:
-    key = page.key.hex()
+def _drop(stack: TierStack, page: Page, key: str) -> Errand:
     pages = yield from sweeps.drop(stack.table, page)
     stack.events.emit("prefix.dropped", page=key, pages=pages)
     return f"{pages} pages forgotten"
 
 
-def _pin(stack: TierStack, page: Page) -> Errand:
-    pins, room, key = stack.table.operator_pins, int(stack.host.limit_slots * PINNED_SHARE), page.key.hex()
+def _pin(stack: TierStack, page: Page, key: str) -> Errand:
+    pins, room = stack.table.operator_pins, int(stack.host.limit_slots * PINNED_SHARE)
     if page in pins.pinned:
         return "it was pinned already"
     new = sum(not one.kept for one in sweeps.prefix_of(page))
@@ -146,13 +152,12 @@ def _pin(stack: TierStack, page: Page) -> Errand:
         yield from sweeps.let_go(stack.table, page)
         pages = 0
     if not pages:
-        raise CommandRefusedError(f"page: {key} has left meanwhile")
+        raise _not_held(key)
     stack.events.emit("prefix.pinned", page=key, pages=pages)
     return f"{pages} pages pinned"
 
 
-def _unpin(stack: TierStack, page: Page) -> Errand:
-    key = page.key.hex()
+def _unpin(stack: TierStack, page: Page, key: str) -> Errand:
     pages = yield from sweeps.let_go(stack.table, page)
     if not pages:
         raise CommandRefusedError(f"page: {key} is not pinned; a prefix is unpinned by the page it was pinned by")

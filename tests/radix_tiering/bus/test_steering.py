@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,34 @@ def test_a_flush_survives_a_crash() -> None:
     obey(stack, Flush(tiers="all"))
     again = make_stack(ssd=memory_ssd(array=MemoryArray.from_images(array.images)))
     assert get(again, keys) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [(Pin, "is not held below the device"), (Unpin, "is not pinned"), (Drop, "0 pages forgotten")],
+)
+def test_a_page_that_leaves_before_its_command_is_begun(command: Any, told: str) -> None:
+    """Commands wait for each other, and pages do not wait for them."""
+    stack, keys, go_on, outcomes = make_stack(), chain(*"abc"), threading.Event(), list[str]()
+    put(stack, keys)
+
+    def busy() -> Generator[None, None, int]:
+        assert go_on.wait(60)
+        yield
+        return 0
+
+    stack.errands.start(busy())
+    carry_out(stack, command(page=keys[1].hex()), lambda outcome: outcomes.append(str(outcome)))
+    with stack.table.lock:
+        page = stack.table.find(stack.digest, keys[1])
+        assert page is not None
+        stack.table.drop(page)
+        stack.table.clean_up()
+    assert page.gone
+    go_on.set()
+    wait_for(lambda: outcomes)
+    assert told in outcomes[0]
+    check(stack)
 
 
 class HeldWrites(MemoryArray):
