@@ -20,6 +20,9 @@ from support.redis import only_the_bundled
 from support.threads import assert_engine_threads_ended
 
 LEFT_OUT = pytest.StashKey[int]()
+#: Seconds after which a test hangs, of those that `--all` runs: many worlds, each some seconds, on a machine that may be
+#: three times slower than others. Of the default run pyproject.toml says it.
+HANGS_OF_ALL = 1500
 #: Files that take longest, by their own time or by waiting: begun first, so that none is left to one process alone.
 LONGEST = (
     "tests/sglang_ext/test_donation.py",
@@ -38,10 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout, which reads its variable
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test file is read, since some of them look for Redis, or say how many examples they want."""
     if config.getoption("--all"):
         os.environ[ALL_VARIABLE] = "1"
+        os.environ.setdefault("PYTEST_TIMEOUT", str(HANGS_OF_ALL))
     # Two processes share the tests. Models so small gain nothing by more threads, and threads that wait for each other
     # at every step, on cores that others want too, make them slower by a factor of ten.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
