@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -121,10 +122,12 @@ def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
     linker = swift_linker(self.scheduler)
     if linker is None:
         return original(self, recv_req)
-    # It may capture CUDA graphs anew, and a copy that another thread begins meanwhile would spoil them.
+    # It may capture CUDA graphs anew, which whatever another thread asks of the device meanwhile spoils.
     linker.wait_copies()
+    peer_side = linker.peer_side if getattr(recv_req, "recapture_cuda_graph", False) else None
     try:
-        return original(self, recv_req)
+        with nullcontext() if peer_side is None else peer_side.still():
+            return original(self, recv_req)
     finally:
         linker.weights_changed(device_emptied=_device_is_empty(self.scheduler))
 

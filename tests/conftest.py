@@ -20,8 +20,8 @@ from support.redis import only_the_bundled
 from support.threads import assert_engine_threads_ended
 
 LEFT_OUT = pytest.StashKey[int]()
-#: Seconds after which a test hangs, of those that `--all` runs: many worlds, each some seconds, on a machine that may be
-#: three times slower than others. Of the default run pyproject.toml says it.
+#: Seconds after which a test hangs, of those that `--all` runs: many worlds, each some seconds, on a machine that may
+#: be three times slower than others. Of the default run pyproject.toml says it.
 HANGS_OF_ALL = 1500
 #: Files that take longest, by their own time or by waiting: begun first, so that none is left to one process alone.
 LONGEST = (

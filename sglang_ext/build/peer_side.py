@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,16 @@ class PeerSide:
         """To be called by the scheduler at the beginning of each round."""
         if self.donation is not None:
             self.donation.tick()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within this no thread of lent memory uses the device, whatever neighbours ask for."""
+        with ExitStack() as held:
+            if self.tier is not None:
+                held.enter_context(self.tier.still())
+            if self._server is not None:
+                held.enter_context(self._server.still())
+            yield
 
     def request_arrived(self) -> None:
         """A request waits: the next round looks at what is needed."""

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,6 +207,27 @@ def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.Mon
     updater = SimpleNamespace(scheduler=SimpleNamespace(token_to_kv_pool_allocator=allocator, max_total_num_tokens=16))
     assert hook_functions.around_weights_update(lambda *_: order.append("updated") or 7, updater, None) == 7
     assert order == ["copied", "updated", "changed"]
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_lent_memory_is_still_while_graphs_are_captured(monkeypatch: pytest.MonkeyPatch, captures: bool) -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def still() -> Iterator[None]:
+        order.append("still")
+        yield
+        order.append("goes on")
+
+    linker = SimpleNamespace(
+        wait_copies=lambda: None, weights_changed=lambda **_: None, peer_side=SimpleNamespace(still=still)
+    )
+    monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: linker)
+    allocator = SimpleNamespace(available_size=lambda: 0)
+    updater = SimpleNamespace(scheduler=SimpleNamespace(token_to_kv_pool_allocator=allocator, max_total_num_tokens=16))
+    asked = SimpleNamespace(recapture_cuda_graph=captures)
+    hook_functions.around_weights_update(lambda *_: order.append("updated"), updater, asked)
+    assert order == (["still", "updated", "goes on"] if captures else ["updated"])
 
 
 @pytest.mark.parametrize("fails", ["change_namespace", "unnamed_weights", "release", "clear"])

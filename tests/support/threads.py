@@ -20,3 +20,19 @@ def assert_engine_threads_ended() -> None:
     _blamed.update(left)
     if left:
         raise AssertionError(f"threads outlive their test: {', '.join(sorted(thread.name for thread in left))}")
+
+
+class WatchedLock:
+    """A lock that tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.awaited = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.awaited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

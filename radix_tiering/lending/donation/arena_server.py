@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -92,6 +93,7 @@ class ArenaServer:
         self._opens: float | None = None  # when the next may come in, where none may now
         self._told = ""  # the error that was counted last
         self._lock = runner.lock()  # of what is being copied
+        self._rounds = runner.lock()  # held in each round, but for the wait in it
         self._copying: Set[int] = frozenset()
         self._copy_since = self._clock()
         self._stopping = False
@@ -125,6 +127,10 @@ class ArenaServer:
         """For how long what is being copied has been; 0.0 if nothing is."""
         with self._lock:
             return self._clock() - self._copy_since if self._copying else 0.0
+
+    def still(self) -> AbstractContextManager[object]:
+        """Within this nothing is copied, nor mapped for anybody. Waits for what is being copied now."""
+        return self._rounds
 
     def computing(self, computes: bool) -> None:
         """Whether the donor has requests to compute, for which the interference is bounded. Costs nothing unless that
@@ -166,6 +172,10 @@ class ArenaServer:
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do a little of it; how long to wait next."""
         ready = self._poll.poll(seconds)
+        with self._rounds:
+            return self._do_a_little(ready)
+
+    def _do_a_little(self, ready: dict[int, int]) -> float:
         knocks = ready.pop(self._listener.fileno(), 0)
         if self._opens is not None and self._clock() >= self._opens:
             self._opens = None

@@ -122,6 +122,10 @@ class PeerTier(LentMemory):
         super().answer_within(answers)
         self._worker.copier.answers = answers
 
+    def still(self) -> AbstractContextManager[object]:
+        """Within this nothing is copied. Waits for what is being copied now. Leases go on."""
+        return self._worker.rounds
+
     @property
     def service(self) -> LeaseService:
         """The borrower's part in the lease protocol."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -86,6 +86,8 @@ class PeerWorker:
         self._device = device
         self._outgoing = outgoing
         self._lock = runner.lock()  # of what other threads put here
+        #: Held by its thread in each round, but for the wait in it: nothing is copied while another one has it.
+        self.rounds = runner.lock()
         self._inbox: deque[Job] = deque()
         self._named: Mapping[str, str] | None = None
         self._closing = False
@@ -174,6 +176,10 @@ class PeerWorker:
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do it; how long to wait next."""
         ready = self._poll.poll(seconds)
+        with self.rounds:
+            return self._do_what_there_is(ready)
+
+    def _do_what_there_is(self, ready: Container[int]) -> float:
         for neighbour in list(self.neighbours.values()):
             if neighbour.client is not None and neighbour.client.descriptor in ready:
                 self._hear(neighbour)

@@ -44,6 +44,7 @@ from swift_tiers.radix_tiering.lending.leases.runs import HeldRun
 from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 
 from support.redis import wait_for
+from support.threads import WatchedLock
 
 PAGE = 8192
 PAGES = 16
@@ -533,6 +534,21 @@ def test_places_that_are_not_private_or_not_local_are_refused(directory: Path) -
     with pytest.raises(ConfigError, match="chmod 700"):
         ArenaClient(directory / "d.arena", "d", BORROWER, PAGE, arena)
     arena.close()
+
+
+def test_nothing_is_copied_while_a_donor_is_to_be_still(donor: Donor, caller: Caller) -> None:
+    """As while its scheduler captures graphs of its device, whatever neighbours ask for."""
+    rounds: Any = WatchedLock()
+    donor.server._rounds = rounds
+    caller.stage(0, 7)
+    before = donor.arena.array.copy()
+    with donor.server.still():
+        caller.client.store([Store(1, 1, 0, 0)])
+        assert rounds.awaited.wait(60)
+        assert np.array_equal(donor.arena.array, before)
+    wait_for(lambda: caller.handle() and caller.answers)
+    assert caller.answers == [Stored(1, True)]
+    assert caller.read(0) == [7]
 
 
 def test_a_life_that_ends_leaves_the_socket_of_the_next_one_alone(directory: Path) -> None:

@@ -35,6 +35,7 @@ from swift_tiers.radix_tiering.tiers.tier import ReadOutcome, Tier
 from support.peer_donor import OWN, PAGE, LocalDonor, local_donor
 from support.peer_tier import Answer, Borrowing, read_page, write_page
 from support.redis import wait_for
+from support.threads import WatchedLock
 
 #: So long that no lease ends by itself in a test.
 LONG = Timing(term=300.0, recall_bound=20.0)
@@ -169,6 +170,20 @@ def test_of_a_recalled_lease_pages_are_read_and_nothing_is_stored(room) -> None:
     assert borrower.begin_write(other, borrower.page(2)).wait() == (False, "lease ended")
     assert borrower.read(place, 1) is ReadOutcome.OK
     assert borrower.read(place, 1, saving=True) is ReadOutcome.OK
+
+
+def test_nothing_is_copied_while_a_borrower_is_to_be_still(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    rounds = WatchedLock()
+    borrower.tier._worker.rounds = rounds
+    with borrower.tier.still():
+        waiting, _ = borrower.begin_read(place, page_digest(borrower.page(1)))
+        assert rounds.awaited.wait(60)
+        assert not waiting.came
+    assert waiting.wait() is ReadOutcome.OK
 
 
 class Gate:
