@@ -93,6 +93,11 @@ class SsdTier(Tier):
                 progress=progress,
                 behind=behind,
             )
+            try:
+                _check_units(array.sizes, self.stripes.unit_bytes)  # of a set that was there, which has its own
+            except ConfigError:
+                self.stripes.close(None)
+                raise
         except BaseException:
             close_array(array, runner)
             raise

@@ -14,11 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
-from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage, ssd_tier
 from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
 from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, MOST_UNITS, StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.examples import examples
 
@@ -136,3 +137,15 @@ def test_more_units_than_places_can_be_numbered_for_are_refused_at_the_start() -
     with pytest.raises(ConfigError, match=r"larger ssd\.stripe_unit"):
         SsdTier(array, ["a", "b"], unit)
     assert array.closed
+
+
+def test_a_set_that_was_there_counts_by_its_own_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may be smaller than the one that is asked for now."""
+    array = MemoryArray([2**20] * 2, seed=1)
+    SsdTier(array, ["a", "b"], 4096).close([])
+    images = array.images
+    monkeypatch.setattr(ssd_tier, "MOST_UNITS", 2 * 2**20 // 4096 - 1)
+    again = MemoryArray.from_images(images)
+    with pytest.raises(ConfigError, match="more than a rank can number"):
+        SsdTier(again, ["a", "b"], 16384, behind=True)
+    assert all(np.array_equal(*both) for both in zip(again.images, images, strict=True)), "it has been written to"
