@@ -105,7 +105,7 @@ FOUND = [
     Defect("the slots of a failed write are not free", IoThread, "_end",
            "self._allocator.give_back_taken(transfer.placement)", "pass"),
     Defect("a read that failed is reported as done", IoThread, "_failed",
-           "transfer.outcome = ReadOutcome.IO_ERROR", "pass"),
+           "transfer.outcome = ReadOutcome.CANCELLED if error in PASSING else ReadOutcome.IO_ERROR", "pass"),
     Defect("a read to the device holds its places for good", DirectReads, "_end_some",
            "self._stripes.end_reading_beside(one.read.stored)", "pass"),
     Defect("a read to the device that fails keeps its slot", DirectReads, "_answer",

@@ -32,21 +32,21 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
             module, name = prepare.rsplit(".", 1)
             getattr(importlib.import_module(module), name)()
         scheduler = StepScheduler(arguments, rank)
-        connection.send(("ready", None))
+        connection.send((0, "ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side
-        connection.send(("failed", traceback.format_exc()))
+        connection.send((0, "failed", traceback.format_exc()))
         return
     while (job := connection.recv()) is not None:
-        path, name, values = job
+        number, path, name, values = job
         try:
             spec = importlib.util.spec_from_file_location("scheduler_test_module", path)
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-            connection.send(("done", getattr(module, name)(scheduler, *values)))
+            connection.send((number, "done", getattr(module, name)(scheduler, *values)))
         except BaseException:  # noqa: BLE001 - told to the other side
-            connection.send(("failed", traceback.format_exc()))
+            connection.send((number, "failed", traceback.format_exc()))
     scheduler.scheduler.release_host_resources()
 
 
@@ -65,6 +65,7 @@ class SchedulerProcess:
         whole = {**os.environ, **(environment or {})}
         starting = context(whole)
         self._connection, theirs = starting.Pipe()
+        self._asked = 0  # so often
         self._process = starting.Process(
             target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True
         )
@@ -83,19 +84,22 @@ class SchedulerProcess:
 
     def ask(self, function: Callable[..., Any], *values: Any) -> None:
         """Begin to; `answer` follows."""
-        self._connection.send((inspect.getfile(function), function.__name__, values))
+        self._asked += 1
+        self._connection.send((self._asked, inspect.getfile(function), function.__name__, values))
 
     def answer(self, timeout: float = 280) -> Any:
         return self._receive(timeout)
 
     def _receive(self, timeout: float) -> Any:
-        if not self._connection.poll(timeout):
-            self.kill()
-            raise AssertionError(f"the scheduler gave no answer within {timeout} s")
-        try:
-            outcome, value = self._connection.recv()
-        except EOFError:
-            raise AssertionError(f"the scheduler's process died (exit code {self._process.exitcode})") from None
+        number = -1
+        while number != self._asked:  # whoever asked before may have been ended while it waited
+            if not self._connection.poll(timeout):
+                self.kill()
+                raise AssertionError(f"the scheduler gave no answer within {timeout} s")
+            try:
+                number, outcome, value = self._connection.recv()
+            except EOFError:
+                raise AssertionError(f"the scheduler's process died (exit code {self._process.exitcode})") from None
         if outcome == "failed":
             raise AssertionError(f"in the scheduler's process:\n{value}")
         return value
