@@ -19,6 +19,7 @@ from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
 from support.engine import (
     GEOMETRY,
+    busy_errands,
     chain,
     check,
     close,
@@ -104,21 +105,6 @@ def filled(in_host: bool, *, devices: int = 2, shape: str = "long", lent: ModelP
     if not in_host:
         stack.flush(memory=True, durable=False)
     return stack, keys
-
-
-@contextmanager
-def busy_errands(stack) -> Iterator[None]:
-    """Nothing is done in steps until this is left."""
-    go_on = threading.Event()
-
-    def errand():
-        assert go_on.wait(60)
-        yield
-
-    stack.errands.start(errand())
-    yield
-    go_on.set()
-    assert stack.errands.wait_idle(60)
 
 
 def known(stack, keys) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -139,6 +141,22 @@ def close(stack: TierStack) -> None:
     """End a stack in order."""
     stack.close()
     _stacks.remove(stack)
+
+
+@contextmanager
+def busy_errands(stack: TierStack) -> Iterator[None]:
+    """Nothing is done in steps until this is left."""
+    go_on = threading.Event()
+
+    def errand() -> Generator[None, None, int]:
+        assert go_on.wait(60)
+        yield
+        return 0
+
+    stack.errands.start(errand())
+    yield
+    go_on.set()
+    assert stack.errands.wait_idle(60)
 
 
 def in_virtual_time(

@@ -37,6 +37,11 @@ class SilentArray(WrappingArray):
             requests, self.swallowed = self.swallowed, []
             self.inner.submit(requests)
 
+    def hear(self) -> None:
+        """Every device is well again, and still says nothing of what it has swallowed."""
+        with self._lock:
+            self._silent.clear()
+
     def answer_some(self, units: int) -> None:
         """Carry out so many of what was swallowed, the oldest of each device."""
         with self._lock:

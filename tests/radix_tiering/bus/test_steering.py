@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,13 @@ from swift_tiers.radix_tiering.bus.contract.records import tier_record
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.figures.counters import NO_LATENCY
 from swift_tiers.radix_tiering.tiers.ssd import Operation
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion
-from swift_tiers.radix_tiering.tiers.ssd.blockio import CONTROL_TAG
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
 from support.engine import (
     Clock,
+    busy_errands,
     chain,
     check,
     content,
@@ -54,6 +53,7 @@ from support.faulty_array import Fail, Fault, FaultyArray
 from support.lease_hand import BORROWER, Both
 from support.lease_hand import PAGE as LEASE
 from support.redis import wait_for
+from support.silent import SilentArray
 
 PAGE = 4096
 
@@ -101,76 +101,49 @@ def test_a_flush_survives_a_crash() -> None:
 )
 def test_a_page_that_leaves_before_its_command_is_begun(command: Any, told: str) -> None:
     """Commands wait for each other, and pages do not wait for them."""
-    stack, keys, go_on, outcomes = make_stack(), chain(*"abc"), threading.Event(), list[str]()
+    stack, keys, outcomes = make_stack(), chain(*"abc"), list[str]()
     put(stack, keys)
-
-    def busy() -> Generator[None, None, int]:
-        assert go_on.wait(60)
-        yield
-        return 0
-
-    stack.errands.start(busy())
-    carry_out(stack, command(page=keys[1].hex()), lambda outcome: outcomes.append(str(outcome)))
-    with stack.table.lock:
-        page = stack.table.find(stack.digest, keys[1])
-        assert page is not None
-        stack.table.drop(page)
-        stack.table.clean_up()
-    assert page.gone
-    go_on.set()
+    with busy_errands(stack):
+        carry_out(stack, command(page=keys[1].hex()), lambda outcome: outcomes.append(str(outcome)))
+        with stack.table.lock:
+            page = stack.table.find(stack.digest, keys[1])
+            assert page is not None
+            stack.table.drop(page)
+            stack.table.clean_up()
+        assert page.gone
     wait_for(lambda: outcomes)
     assert told in outcomes[0]
     check(stack)
-
-
-class HeldWrites(MemoryArray):
-    """Answers no write of a page as long as it is told so."""
-
-    held = False
-
-    def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
-        pages = [one.operation is Operation.WRITE and one.tag < CONTROL_TAG for one in self._requests]
-        kept = [one for one, page in zip(self._requests, pages, strict=True) if page and self.held]
-        self._requests = [one for one, page in zip(self._requests, pages, strict=True) if not (page and self.held)]
-        answered = super().reap(min(at_least, self.in_flight), timeout)
-        self._requests += kept
-        return answered
 
 
 @pytest.mark.parametrize("begun", ["offered", "written"])
 def test_what_comes_in_while_all_is_flushed_does_not_come_back_after_a_crash(begun: str) -> None:
     """The devices have been told of the flush, and the pages are not gone from the table: whoever cleans it up does
     something else, as it does with many of them. What was begun before ends now."""
-    array = HeldWrites([2**20] * 2, seed=3)
+    array = SilentArray(MemoryArray([2**20] * 2, seed=3))
     stack = make_stack(ssd=memory_ssd(array=array), runner=THREADS)
     put(stack, chain("before"))
     assert stack.wait_written(60)
-    keys, go_on = chain(*"abc"), threading.Event()
-
-    def busy() -> Generator[None, None, int]:
-        assert go_on.wait(60)
-        yield
-        return 0
-
-    stack.errands.start(busy())
-    offered = stack.intake.begin(keys, ROOT_KEY, 1)
-    for index, slot in zip(offered.indices, offered.slots, strict=True):
-        stack.host.page(slot)[:] = content(keys[index])
-    if begun == "written":
-        array.held = True
-        stack.intake.commit(offered)
-        wait_for(lambda: array.in_flight)
-    flushing = stack.flush_steps(memory=True, durable=True)
-    next(flushing)
-    if begun == "offered":
-        stack.intake.commit(offered)
-    array.held = False
-    assert stack.wait_written(60)
-    images = [image.copy() for image in array.images]
-    go_on.set()
+    keys = chain(*"abc")
+    with busy_errands(stack):
+        offered = stack.intake.begin(keys, ROOT_KEY, 1)
+        for index, slot in zip(offered.indices, offered.slots, strict=True):
+            stack.host.page(slot)[:] = content(keys[index])
+        if begun == "written":
+            for device in range(2):
+                array.silence(device, Operation.WRITE)
+            stack.intake.commit(offered)
+            wait_for(lambda: array.swallowed)
+            array.hear()
+        flushing = stack.flush_steps(memory=True, durable=True)
+        next(flushing)
+        if begun == "offered":
+            stack.intake.commit(offered)
+        array.answer()
+        assert stack.wait_written(60)
+        images = [image.copy() for image in array.inner.images]
     for _ in flushing:
         pass
-    assert stack.errands.wait_idle(60)
     check(stack)
     told = [event.kind for event in stack.events.since()]
     assert "ssd.write_failed" not in told, "a write that was flushed has not failed"

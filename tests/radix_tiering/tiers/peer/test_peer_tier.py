@@ -33,7 +33,7 @@ from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome, Tier
 
 from support.peer_donor import OWN, PAGE, LocalDonor, local_donor
-from support.peer_tier import Answer, Borrowing, read_page, write_page
+from support.peer_tier import Answer, Borrowing, Gate, read_page, write_page
 from support.redis import wait_for
 from support.threads import WatchedLock
 
@@ -184,20 +184,6 @@ def test_nothing_is_copied_while_a_borrower_is_to_be_still(room) -> None:
         assert rounds.awaited.wait(60)
         assert not waiting.came
     assert waiting.wait() is ReadOutcome.OK
-
-
-class Gate:
-    """A checksum that stops the tier's thread in the middle of a read."""
-
-    def __init__(self) -> None:
-        self.reached, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
-        self.shut = False
-
-    def __call__(self, page: np.ndarray) -> bytes:
-        if self.shut:
-            self.reached.release()
-            assert self.go_on.acquire(timeout=60)
-        return page_digest(page)
 
 
 def test_what_is_to_be_saved_goes_before_reads_and_these_before_stores(room) -> None:
