@@ -286,7 +286,8 @@ class Tier(ABC):
     @abstractmethod
     def read(self, reads: Sequence[Read]) -> None:
         """Read pages, each verified against its copy's digest or better; a copy that has none, as a hint, has it once
-        `done` says OK. CANCELLED: the part it lies on is leaving or over. Raises as `write` does."""
+        `done` says OK. CANCELLED: the part it lies on is leaving or over, or there was no memory to read it. Raises as
+        `write` does."""
 
     def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         """Read a page straight into landing memory. False, and no answer, where that is not possible now. Raises

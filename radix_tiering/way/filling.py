@@ -124,13 +124,13 @@ class Filling:
 
     def _enter(self, held: HeldPages, which: np.ndarray, times: np.ndarray) -> tuple[int, np.ndarray]:
         """As `PageTable.recover`; what lies on a part that has gone is out of reach, and with it what follows it."""
-        places = held.places[which]
-        gone = np.zeros(len(which), bool)
-        if self._gone:
-            gone[:] = [any(self._tier.uses(place, part) for part in self._gone) for place in places.tolist()]
+        places, tier = held.places[which], self._mover.number
+        if not self._gone:
+            return self._table.recover(held._replace(keys=held.keys[which], places=places), tier, times)
+        gone = np.array([any(self._tier.uses(place, part) for part in self._gone) for place in places.tolist()], bool)
         there = np.flatnonzero(~gone)
         some = held._replace(keys=held.keys[which[there]], places=places[there])
-        looked_at, lost = self._table.recover(some, self._mover.number, times[there])
+        looked_at, lost = self._table.recover(some, tier, times[there])
         end = int(there[looked_at]) if looked_at < len(there) else len(which)
         return end, np.concatenate([lost, places[:end][gone[:end]]])
 

@@ -121,14 +121,15 @@ class Demand:
         tokens = total - free - allocator.lent_tokens
         begun = self._begun()
         self._rate.look_at(begun)
+        ahead = max(AHEAD_TOKENS, int(AHEAD_TIMES * self._away_seconds * self._rate.tokens_per_second))
         expected: float = scheduler.new_token_ratio_tracker.current
         for req in begun:
-            tokens += self._growth(req, expected)
+            tokens += self._growth(req, expected, ahead)
         room = max(1, scheduler.max_running_requests - len(begun))
         for req in scheduler.waiting_queue[:room]:
             if tokens >= total:
                 break
-            tokens += self._growth(req, 1.0) - self._kept_for(req)
+            tokens += self._growth(req, 1.0, ahead) - self._kept_for(req)
         return min(tokens, total)
 
     def _kept_for(self, req: Any) -> int:
@@ -159,13 +160,12 @@ class Demand:
             batches.append([scheduler.chunked_req])
         return batches
 
-    def _growth(self, req: Any, expected: float) -> int:
+    def _growth(self, req: Any, expected: float, ahead: int) -> int:
         """Tokens that a request may still come to need, in whole pages, and a page for what SGLang keeps on top, if it
-        generates no more than the `expected` part of what it may."""
+        generates no more than the `expected` part of what it may; with those for so many tokens `ahead` at least."""
         page = self._allocator.page_size
         done = len(req.output_ids)
         may = max(req.sampling_params.max_new_tokens - done, 0)
-        ahead = max(AHEAD_TOKENS, int(AHEAD_TIMES * self._away_seconds * self._rate.tokens_per_second))
         left = min(may, CLIP_MAX_NEW_TOKENS)
         if not req.sampling_params.ignore_eos:
             left = int(left * expected)

@@ -67,7 +67,7 @@ IN_LENDING = [
 #: Not found within so many, and why, as far as reading tells.
 NOT_FOUND_IN_LENDING: dict[Defect, str] = {
     Defect("what waits for a lease that is recalled is never answered", PeerWorker, "_recalled",
-           "neighbour.take(recalled.key, but_demotes=True)", "neighbour.take(recalled.key, but_demotes=True)[:0]"):
+           "neighbour.recall(recalled.key)", "neighbour.take(recalled.key)[:0]"):
         "seldom does anything wait just then; `test_recall_and_restore` has many reads that do",
     Defect("a request that comes twice is granted twice", Donor, "_request", "if request.nonce > session.request:",
            "if True:"):

@@ -59,10 +59,12 @@ def take_path(path: Path) -> int:
 def leave_path(lock: int, path: Path) -> None:
     """Take `take_path` back, and leave nothing there: while it is held, since what lies there afterwards is another
     life's."""
-    for left in (path, path.with_suffix(ARENA)):
-        left.unlink(missing_ok=True)
-    path.with_suffix(_LOCK).unlink(missing_ok=True)  # who opens it then sees that it is not the one
-    os.close(lock)
+    try:
+        # The lock last: who opens it then sees that it is not the one.
+        for left in (path, path.with_suffix(ARENA), path.with_suffix(_LOCK)):
+            left.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
 
 
 def _remove_left(directory: Path) -> None:
@@ -71,11 +73,7 @@ def _remove_left(directory: Path) -> None:
         with contextlib.suppress(OSError):  # it is gone by now, or another user's
             lock = _locked(socket.with_suffix(_LOCK))
             if lock is not None:
-                try:
-                    for suffix in (_LEASES, ARENA, _LOCK):
-                        socket.with_suffix(suffix).unlink(missing_ok=True)
-                finally:
-                    os.close(lock)
+                leave_path(lock, socket)
 
 
 def _locked(path: Path, how: int = 0) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 from ...base.errors import SwiftTiersError
@@ -86,11 +87,10 @@ class Neighbour:
         else:
             (self.demotes if job.demote else self.reads).append(job)
 
-    def take(self, key: LeaseKey | None = None, *, but_demotes: bool = False) -> list[Job]:
+    def take(self, key: LeaseKey | None = None) -> list[Job]:
         """Take out what waits for places of a lease; None: everything."""
         taken: list[Job] = []
-        queues = (self.reads, self.landings, self.writes)
-        for queue in queues if but_demotes else (self.demotes, *queues):
+        for queue in (self.demotes, self.reads, self.landings, self.writes):
             jobs: list[Job] = list(queue)
             queue.clear()
             for job in jobs:
@@ -99,6 +99,16 @@ class Neighbour:
                 else:
                     self.put(job)
         return taken
+
+    def recall(self, key: LeaseKey) -> list[Job]:
+        """Take out what waits for places of a lease that is recalled, but reads: who wants a page saves it by that."""
+        others: list[Job] = []
+        for job in self.take(key):
+            if isinstance(job, PeerRead):
+                self.put(replace(job, demote=True))
+            else:
+                others.append(job)
+        return others
 
     @property
     def wake(self) -> float:

@@ -6,7 +6,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +29,7 @@ from ...lending.leases.effects import (
 from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
-from .jobs import CLOSING, LEASE_ENDED, Job, Land, PeerRead, PeerWrite
+from .jobs import CLOSING, LEASE_ENDED, Job, Land, PeerWrite
 from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
@@ -319,10 +318,7 @@ class PeerWorker:
     def _recalled(self, recalled: LeaseRecalled) -> None:
         self._book.close(recalled.key)
         neighbour = self.neighbours.get(recalled.key.donor)
-        waiting = neighbour.take(recalled.key, but_demotes=True) if neighbour is not None else []
-        for job in waiting:
-            if neighbour is not None and isinstance(job, PeerRead):
-                neighbour.put(replace(job, demote=True))  # who wants it saves it as well
+        waiting = neighbour.recall(recalled.key) if neighbour is not None else []
         self.copier.refuse([job for job in waiting if isinstance(job, PeerWrite)])
         self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))
         # What was to land comes up to host memory by now.

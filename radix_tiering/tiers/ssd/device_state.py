@@ -73,9 +73,11 @@ class DeviceState:
         """Count a request that failed. Why the device has to go out of service, or an empty string; and whether nothing
         new is to come there, though it serves what it has."""
         in_a_row = units.count_error(self.device, writing, in_a_row=error not in PASSING)
+        if error in PASSING:
+            return "", False
         if writing:
-            return "" if error in FULL | PASSING else write_failed(error), error in FULL
-        if error in GONE or (error not in PASSING and in_a_row >= READ_ERROR_LIMIT):
+            return "" if error in FULL else write_failed(error), error in FULL
+        if error in GONE or in_a_row >= READ_ERROR_LIMIT:
             return f"{in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}", False
         return "", False
 
