@@ -28,6 +28,7 @@ from ..table.policy import AdmissionPolicy
 from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.tier import DAMAGED, NOT_NOW, Tier, Write, Written
+from .verifying import drop_damaged
 
 #: What is wanted of a tier beyond the pages that memory holds now: room for those to come.
 HEADROOM = 1.25
@@ -461,10 +462,7 @@ class Mover:
         else:
             self.tier.release([written.place])
         if not intact:
-            self._table.of[HOST].counters.checksum_failures += 1
-            self._events.emit("page.corrupt", tier="host", key=one.key.hex(), slot=one.slot)
-            if not page.dropped:
-                self._table.drop(page)
+            drop_damaged(self._table, self._events, page, one.slot)
 
     def _failed(self, page: Page, key: bytes, reason: str) -> None:
         self._tell_failed(key, reason)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 from ..table.held_page import Page
 from ..table.kernels import BATCH
-from ..table.tier_copies import HOST
 from ..tiers.tier import DAMAGED
 from .down import Mover, WriteEnded
+from .verifying import drop_damaged
 
 #: Why a run is not sent.
 SCATTERED = "not all of it is in host memory"
@@ -92,9 +92,7 @@ class Sender(Mover):
     def _settle_otherwise(self, one: WriteEnded) -> None:
         page, damaged = one.page, one.reason == DAMAGED
         if damaged:
-            self._table.of[HOST].counters.checksum_failures += 1
-            self._events.emit("page.corrupt", tier="host", key=one.key.hex(), slot=one.slot)
-            self._table.drop(page)
+            drop_damaged(self._table, self._events, page, one.slot)
         else:
             self.copies.counters.refuse(one.reason)
         self._unpin([page])

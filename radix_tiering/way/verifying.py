@@ -71,15 +71,9 @@ class Verifier:
             # Came up from ssd, where its units were verified; this is the first look at it in memory.
             page.learn_digest(digest)
         elif digest != page.digest:
-            self._drop(page)
+            drop_damaged(self._table, self._events, page, page.slot)
             return ReadOutcome.CHECKSUM.value
         return ""
-
-    def _drop(self, page: Page) -> None:
-        self._table.of[HOST].counters.checksum_failures += 1
-        self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
-        if not page.dropped:
-            self._table.drop(page)
 
     def verified(
         self, restore: Restore, first: int, places: Sequence[int], *, by_device: bool = False
@@ -126,7 +120,7 @@ class Verifier:
         device. A checksum tells which; a page that has none goes. How many answers there will be. Lock held."""
         blind = {unit: page for unit in units if (page := restore.claimed[unit]).digest is None}
         for page in blind.values():
-            self._drop(page)
+            drop_damaged(self._table, self._events, page, page.slot)
         return self.look_at(restore, [unit for unit in units if unit not in blind], told)
 
     def _copied_unseen(self, restore: Restore, first: int, places: Sequence[int]) -> np.ndarray:
@@ -138,6 +132,15 @@ class Verifier:
         from_host = np.array(restore.sources[first : first + len(places)]) == HOST
         from_host |= np.isin(copied[0], list(restore.also_here))
         return copied[:, from_host & (copied[1] < self._host.slots)]
+
+
+def drop_damaged(table: PageTable, events: EventLog, page: Page, slot: int) -> None:
+    """A page whose bytes in host memory, at `slot`, are not what they were leaves, is counted and told. Once, though a
+    restore and a write may find it at the same time: nothing is said of a page that has left. Lock held."""
+    if not page.dropped:
+        table.of[HOST].counters.checksum_failures += 1
+        events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=slot)
+        table.drop(page)
 
 
 def _tell(told: Callable[[Looked], None], units: Sequence[int], digests: Sequence[bytes] | None) -> None:

@@ -138,7 +138,8 @@ NOT_FOUND: dict[Defect, str] = {
     Defect("a page that a tier holds counts as one that may leave", kernels, "_may_leave",
            "words[r, HELD] == 0", "words[r, CHILD] < 0"):
         "the scenario recall-prefix finds it, see test_worlds_find",
-    Defect("what is damaged is dropped nowhere", Mover, "_settle_otherwise", "self._table.drop(page)", "pass"):
+    Defect("what is damaged is dropped nowhere", Mover, "_settle_otherwise",
+           "drop_damaged(self._table, self._events, page, one.slot)", "pass"):
         "it is verified again before it is served",
     Defect("requests that wait for room are forgotten", Restorer, "_start_deferred", "while len(passed) < MOST_PASSED:",
            "while False:"):

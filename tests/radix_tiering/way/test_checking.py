@@ -16,10 +16,11 @@ from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.tier import Write
 from swift_tiers.radix_tiering.way.checking import Checkers, ChecksDone
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import GEOMETRY, Clock, chain, content, make_stack, memory_ssd, put, wait_until
+from support.engine import GEOMETRY, Clock, chain, check, content, make_stack, memory_ssd, put, wait_until
 
 
 class Held:
@@ -90,6 +91,35 @@ def test_a_damaged_page_is_found_in_the_middle_of_a_batch(stack: TierStack, monk
     assert restore.pages == 2
     assert stack.table.of[HOST].counters.checksum_failures == 1
     stack.restorer.release(restore)
+
+
+@pytest.mark.parametrize("first", ["the write", "the restore"])
+def test_damage_that_a_write_finds_as_well_is_told_once(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    stack, keys = make_stack(ssd=memory_ssd(), host={"verify": True}), chain(*"abcd")
+    tier, begun = stack.movers["ssd"].tier, list[Write]()
+    write = tier.write
+    monkeypatch.setattr(tier, "write", begun.extend)
+    put(stack, keys)
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, keys, 1)
+    stack.host.page(held.asked[0][0][2])[:] ^= 1
+    assert len(begun) == 4
+
+    def write_it() -> None:
+        write(begun)
+        assert stack.wait_written(10)
+
+    def look() -> None:
+        held.answer()
+        wait_ready(stack, restore)
+
+    for find in (write_it, look) if first == "the write" else (look, write_it):
+        find()
+    assert restore.pages == 2
+    stack.restorer.release(restore)
+    assert stack.table.of[HOST].counters.checksum_failures == 1
+    assert [event.kind for event in stack.events.since()].count("page.corrupt") == 1
+    check(stack)
 
 
 def test_what_could_not_be_checked_is_not_served(
