@@ -121,7 +121,7 @@ class Demand:
         tokens = total - free - allocator.lent_tokens
         begun = self._begun()
         self._rate.look_at(begun)
-        ahead = max(AHEAD_TOKENS, int(AHEAD_TIMES * self._away_seconds * self._rate.tokens_per_second))
+        ahead = self.ahead
         expected: float = scheduler.new_token_ratio_tracker.current
         for req in begun:
             tokens += self._growth(req, expected, ahead)
@@ -131,6 +131,11 @@ class Demand:
                 break
             tokens += self._growth(req, 1.0, ahead) - self._kept_for(req)
         return min(tokens, total)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens for which each request has memory in any case, as it generates until memory is back."""
+        return max(AHEAD_TOKENS, int(AHEAD_TIMES * self._away_seconds * self._rate.tokens_per_second))
 
     def _kept_for(self, req: Any) -> int:
         """The tokens of a waiting request's prefix that are kept, or in use, already."""

@@ -114,8 +114,6 @@ def many_that_generate(s, seeds: list[int], tokens: int, new: int) -> list[list[
 def reckoned_of_an_open_ended_request(s, seed: int, tokens: int, new: int) -> tuple[int, int, int]:
     """What it is reckoned to need while it waits, and once it runs and SGLang expects a tenth of what it may need; for
     how many tokens ahead there has to be memory in any case."""
-    from swift_tiers.sglang_ext.build.donation import AHEAD_TOKENS
-
     tracker, demand = s.scheduler.new_token_ratio_tracker, s.linker.peer_side.donation._demand
     limit = time.monotonic() + 60
     while demand():  # what has been offered to the tiers is held until they have it
@@ -126,12 +124,12 @@ def reckoned_of_an_open_ended_request(s, seed: int, tokens: int, new: int) -> tu
     waiting = demand()
     s.run(until=lambda: len(req.output_ids) >= 2)
     former, tracker.current = tracker.current, 0.1
-    running = demand()
+    running, ahead = demand(), demand.ahead  # it is more where this machine is slow
     tracker.current = former
     req.sampling_params.max_new_tokens = len(req.output_ids) + 1
     s.run()
     assert req.finished()
-    return waiting, running, AHEAD_TOKENS
+    return waiting, running, ahead
 
 
 def begin_to_compute(s) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from swift_tiers.radix_tiering.base.runner import Lock
+
 #: How long a thread that has been told to end may take.
 THREAD_SECONDS = 60.0
 
@@ -23,10 +25,10 @@ def assert_engine_threads_ended() -> None:
 
 
 class WatchedLock:
-    """A lock that tells when somebody waits for it."""
+    """A lock that tells when somebody waits for it. It is another one's: whoever has that already has both."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
         self.awaited = threading.Event()
 
     def __enter__(self) -> None:

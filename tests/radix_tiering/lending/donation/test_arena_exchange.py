@@ -538,7 +538,7 @@ def test_places_that_are_not_private_or_not_local_are_refused(directory: Path) -
 
 def test_nothing_is_copied_while_a_donor_is_to_be_still(donor: Donor, caller: Caller) -> None:
     """As while its scheduler captures graphs of its device, whatever neighbours ask for."""
-    rounds: Any = WatchedLock()
+    rounds: Any = WatchedLock(donor.server._rounds)
     donor.server._rounds = rounds
     caller.stage(0, 7)
     before = donor.arena.array.copy()

@@ -177,8 +177,7 @@ def test_nothing_is_copied_while_a_borrower_is_to_be_still(room) -> None:
     borrower = room.borrower()
     borrower.borrow({"d": donor.address}, 8)
     place = borrower.write(1)
-    rounds = WatchedLock()
-    borrower.tier._worker.rounds = rounds
+    borrower.tier._worker.rounds = rounds = WatchedLock(borrower.tier._worker.rounds)
     with borrower.tier.still():
         waiting, _ = borrower.begin_read(place, page_digest(borrower.page(1)))
         assert rounds.awaited.wait(60)
