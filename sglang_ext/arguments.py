@@ -211,6 +211,11 @@ def _check(view: Any) -> None:
             f"host.codec: {config.host.codec} encodes no KV of --kv-cache-dtype {view.kv_cache_dtype}, which has 8 "
             "bits already; use host.codec none"
         )
+    if config.ssd.codec != "none" and str(view.kv_cache_dtype).startswith("fp8"):
+        raise ConfigError(
+            f"ssd.codec: KV of --kv-cache-dtype {view.kv_cache_dtype} has no exponents of 16 bits for "
+            f"{config.ssd.codec} to code; use ssd.codec none"
+        )
     page_size = DEFAULT_PAGE_SIZE if view.page_size is None else view.page_size
     if page_size < 1:
         raise ConfigError(f"--page-size: {page_size} is not a number of tokens; use for example {DEFAULT_PAGE_SIZE}")

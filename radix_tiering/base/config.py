@@ -71,6 +71,16 @@ class SsdConfig(Section, frozen=True):
     stripe_unit: Annotated[
         Size, Meta(description="Bytes that one device serves for one page at a time, a multiple of 4KiB")
     ] = Size(256 * 2**10)
+    codec: Annotated[
+        Literal["none", "zstd"],
+        Meta(
+            description="How pages are written: zstd codes the exponents of KV of 16 bits, which loses nothing, where "
+            "a page takes fewer stripe units so; see `swift-tiers bench codec`. They are read however they were written"
+        ),
+    ] = "none"
+    codec_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Threads of each rank that code and decode pages, with or of codec zstd")
+    ] = 2
     engine: Annotated[
         Literal["auto", "io_uring", "threads"],
         Meta(description="How the devices are read and written; auto: io_uring where the kernel allows it"),

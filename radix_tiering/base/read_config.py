@@ -100,6 +100,11 @@ def _check_ssd(config: TiersConfig) -> None:
     for field in ("directories", "devices", "add_beneath"):
         for index, name in enumerate(getattr(ssd, field)):
             _check_directory(f"ssd.{field}[{index}]", name)
+    if ssd.codec != "none" and config.host.codec != "none":
+        raise ConfigError(
+            f"ssd.codec: pages in {config.host.codec} (host.codec) have no exponents of 16 bits for {ssd.codec} to "
+            "code; use one of the two"
+        )
     if ssd.gpu_direct == "on" and not config.device.landing:
         raise ConfigError(
             'ssd.gpu_direct: there is no memory of the GPU to read to with device.landing 0; use for example "256MiB" '

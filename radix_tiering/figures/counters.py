@@ -183,6 +183,12 @@ class StripeFigures(Figures, Generic[Gap]):
     capacity_units: int | Gap = gauge("of the devices that take new pages", series=NO_SERIES)
     free_units: int | Gap = gauge("that can be written now", series=NO_SERIES)
     queued: int | Gap = gauge("transfers accepted and not yet answered", series=NO_SERIES)
+    coded: int | Gap = counter(
+        "pages written in fewer units than they have, by `ssd.codec`", series=Series("stripe_coded_pages")
+    )
+    saved_bytes: int | Gap = gauge(
+        "that the pages there, coded, do not take of their units", series=Series("stripe_saved_bytes")
+    )
     reads: dict[str, int] = each(
         "reads by outcome: `ok`, `corrupt: checksum`, ...", series=Series("stripe_reads", "outcome")
     )

@@ -121,7 +121,7 @@ def _check_tier(table: PageTable, copies: TierCopies, held: np.ndarray) -> None:
     # Pages that were dropped keep their host slots, and are written to their end, while they are pinned.
     exact = number != HOST
     assert copies.pages == len(whole) if exact else copies.pages >= len(whole)
-    assert copies.used_bytes == sum(size(page.length) for page in pages) if exact else True
+    assert rows.whole_bytes(number) == sum(size(page.length) for page in pages) if exact else True
     coming_bytes = sum(int(words[words[row, SPACE], PLACES + number]) for row in coming.tolist())
     assert copies.coming_bytes >= coming_bytes
     places = [copy.place for page in pages if (copy := page.copy_in(number))]

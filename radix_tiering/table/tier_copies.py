@@ -65,6 +65,11 @@ class Keeper(Protocol):
         ...
 
     @property
+    def saved_bytes(self) -> int:
+        """That its copies do not take of these."""
+        ...
+
+    @property
     def near(self) -> bool:
         """Whether a page comes up from it about as soon as from host memory, and need not be in both."""
         ...
@@ -178,7 +183,8 @@ class TierCopies:
     @property
     def used_bytes(self) -> int:
         """That these take."""
-        return self._rows.whole_bytes(self.number)
+        # A tier that was just opened may have more than was entered here yet.
+        return max(0, self._rows.whole_bytes(self.number) - self.keeper.saved_bytes)
 
     @property
     def coming_bytes(self) -> int:

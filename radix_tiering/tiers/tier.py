@@ -234,6 +234,11 @@ class Tier(ABC):
         """Bytes that a page of `length` bytes takes there."""
         return length
 
+    @property
+    def saved_bytes(self) -> int:
+        """That its copies do not take of these."""
+        return 0
+
     @abstractmethod
     def takes(self, length: int) -> bool:
         """Whether it would take a page of so many bytes if everything else were to leave."""

@@ -315,6 +315,8 @@ def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None
         array,
         names,
         int(config.stripe_unit),
+        codes=config.codec != "none",
+        coders=config.codec_threads,
         progress=_scan_progress(paths),
         behind=True,
         make_device=files.make,

@@ -149,7 +149,10 @@ def test_command_lines(model, tmp_path):
         "experts": [*ours, "--tp-size", "2", "--ep-size", "2"],
         "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
     }
+    in_fp8 = [*ours, "--kv-cache-dtype", "fp8_e5m2"]
     refused = {
+        "host.codec: int8 encodes no KV": [*in_fp8, "--swift-tiers-config", '{"host": {"codec": "int8"}}'],
+        "ssd.codec: KV of": [*in_fp8, *ssd(good, codec="zstd")],
         "host.sise": [*ours, "--swift-tiers-config", '{"host": {"sise": 1}}'],
         "host.size": [*ours, "--swift-tiers-config", '{"host": {"size": "900TiB"}}'],
         "--swift-tiers-config": [*ours, "--swift-tiers-config", "{"],

@@ -113,6 +113,8 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     for outcome, count in snapshot.stripe.reads.items():
         say("stripe_reads_total", count, outcome=outcome)
     say("stripe_missing_devices", snapshot.stripe.missing)
+    say("stripe_coded_pages_total", snapshot.stripe.coded)
+    say("stripe_saved_bytes", snapshot.stripe.saved_bytes)
     restores = snapshot.restores
     for outcome in ("completed", "split", "cut_short", "expired", "cancelled"):
         say("restores_total", getattr(restores, f"restores_{outcome}"), outcome=outcome.replace("_", " "))

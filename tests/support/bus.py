@@ -274,7 +274,7 @@ TIERS: Mapping[str, Fields] = {
 }
 STRIPE: Fields = {
     "set": "ef" * 16, "unit_bytes": 2**18, "devices": 2, "missing": 0, "capacity_units": 65536, "free_units": 60000,
-    "queued": 4, "reads:ok": 800,
+    "queued": 4, "coded": 700, "saved_bytes": 2**31, "reads:ok": 800,
 }  # fmt: skip
 DEVICE: Fields = {
     "service": "in service", "reason": "", "capacity_bytes": 2**33, "used_bytes": 2**30, "bytes_read": 10**9,

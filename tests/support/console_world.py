@@ -120,7 +120,8 @@ class World:
             tiers=tuple(self._tier(home, number, tier) for tier in self.tiers),
             stripe_set=StripeSetView(
                 **home, set="abcdef0123456789", unit_bytes=128 * 1024, devices=4, missing=0, capacity_units=4_000_000,
-                free_units=2_400_000, queued=3, reads={"ok": 4000 + 50 * self.ticks, "corrupt: checksum": number},
+                free_units=2_400_000, queued=3, coded=0, saved_bytes=0,
+                reads={"ok": 4000 + 50 * self.ticks, "corrupt: checksum": number},
             ),
             devices=tuple(self._device(home, number, device) for device in range(4)),
             gpu=self._gpu(number) if self.on_gpus else None,

@@ -22,7 +22,7 @@ LENGTH = GEOMETRY.page_bytes
 class Counting:
     """As much of a tier as the page table asks of it: places that are numbers, or pairs of a part and a number."""
 
-    capacity_bytes = 0
+    capacity_bytes = saved_bytes = 0
     hints = False
 
     def __init__(self, name: str, *, durable: bool, near: bool, numbered: bool, order: EvictionPolicy | None) -> None:

@@ -125,6 +125,8 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
             capacity_units=65536,
             free_units=60000,
             queued=4,
+            coded=700,
+            saved_bytes=2**31,
             reads={"ok": 800, "corrupt: checksum": 1},
         ),
         "devices": tuple(device(number) for number in range(devices)),

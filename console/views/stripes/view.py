@@ -188,6 +188,7 @@ def set_table(scene: Scene) -> Table:
         counted("free units", "free_units", 5),
         counted("of", "capacity_units", 3, "units"),
         sized("unit", "unit_bytes", 3),
+        sized("saved", "saved_bytes", 3),
         RankColumn(Column("reads", widest=60, rank=4, unit="pages since the start"), _reads),
         RankColumn(Column("set", rank=1), lambda view: Cell(scene.glyphs.cut(text(view.set), 13))),
     )

@@ -120,7 +120,7 @@ class Kept:
     hints = False
     near = False
     numbered = True
-    capacity_bytes = 0
+    capacity_bytes = saved_bytes = 0
 
     def digest_at(self, place: Any) -> None:
         """Nobody asks."""

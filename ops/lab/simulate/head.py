@@ -65,6 +65,11 @@ NOT_MODELLED = (
         "neither",
     ),
     (
+        "pages in fewer bytes on SSD (`ssd.codec`)",
+        "0.7 of what is read, and the time of decoding",
+        "pages as they are",
+    ),
+    (
         "errors, slow devices",
         "given up, recomputed",
         "none (`./swift torture` has them)",

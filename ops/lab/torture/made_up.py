@@ -49,7 +49,8 @@ def stored_of(keys: np.ndarray, depths: np.ndarray, units: int, length: int, nam
 
 def make_known(table: PageTable, places: StripePlaces, stored: StoredPages) -> None:
     """A table and its first tier beneath host memory have all of `stored` from now on."""
-    for held in stored.held(places.found(stored)):
+    unit_bytes = int(stored.records["length"][0] // stored.counts[0])
+    for held in stored.held(places.found(stored, unit_bytes)):
         for _ in entering(table, held):
             pass
 

@@ -26,6 +26,7 @@ class HostTier:
     near = True
     numbered = True
     hints = False
+    saved_bytes = 0
 
     def __init__(
         self,

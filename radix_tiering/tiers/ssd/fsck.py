@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.errors import ConfigError
-from ...base.page import BLOCK_BYTES, ROOT_KEY, round_up
+from ...base.page import BLOCK_BYTES, ROOT_KEY, page_digest, round_up
 from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, Operation, Request
 from .blockio import Patience, aligned_buffer, execute, sync_devices, write_blocks
@@ -26,6 +26,7 @@ from .layout import (
     SlotPlace,
     StoredPage,
     Superblock,
+    stored_bytes,
     unit_count,
     unit_length,
 )
@@ -350,8 +351,9 @@ def _damaged_units(
 ) -> list[tuple[int, int]]:
     """Read a whole page; the places of its units that are not what they should be."""
     requests = []
+    stored = stored_bytes(page.record.length, len(page.placement), unit_bytes)
     for index, (device, slot) in enumerate(page.placement):
-        length = round_up(unit_length(page.record.length, unit_bytes, index), BLOCK_BYTES)
+        length = round_up(unit_length(stored, unit_bytes, index), BLOCK_BYTES)
         buffer = aligned_buffer(BLOCK_BYTES + length)
         offset = alive[device].geometry.slot_offset(slot)
         requests.append(Request(0, Operation.READ, device, offset, (buffer,)))
@@ -362,14 +364,28 @@ def _damaged_units(
         device, slot = page.placement[index]
         superblock = alive[device]
         buffer = requests[index].buffers[0]
-        length = unit_length(page.record.length, unit_bytes, index)
+        length = unit_length(stored, unit_bytes, index)
         place = SlotPlace(superblock.set_id, superblock.device_index, slot)
         if error or ReadOutcome.OK is not verify_unit(
             page, index, entry.identifier, unit_bytes, place,
             buffer[:BLOCK_BYTES].tobytes(), buffer[BLOCK_BYTES : BLOCK_BYTES + length],
         ):  # fmt: skip
             damaged.append((device, slot))
+    if not damaged and stored != page.record.length:
+        payload = [request.buffers[0][BLOCK_BYTES:] for request in requests]
+        if not _decodes(np.concatenate(payload), page, unit_bytes):
+            return list(page.placement)
     return damaged
+
+
+def _decodes(coded: np.ndarray, page: StoredPage, unit_bytes: int) -> bool:
+    """Whether a page comes of what it was coded as."""
+    from .coding import Coder  # compiled, for whoever has such pages
+
+    length = page.record.length
+    room = np.zeros(length, np.uint8)
+    room[: len(coded)] = coded
+    return Coder().decode(room, len(coded), length) and page_digest(room, unit_bytes) == page.digest
 
 
 def _by_reachability(pages: Iterable[StoredPage]) -> tuple[list[StoredPage], list[StoredPage]]:

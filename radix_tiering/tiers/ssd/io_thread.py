@@ -21,6 +21,7 @@ from ..tier import DAMAGED, NOT_NOW, ReadOutcome
 from .arrays import ring_batch  # noqa: F401 - compiled before the first transfer, not with it
 from .arrays.devices import Completion, CompletionArrays, DeviceArray, RequestArrays
 from .blockio import CONTROL_TAG, LAST_CHANCE, Patience
+from .coders import Coders
 from .device_state import PASSING, DeviceState, Service, write_failed
 from .errands import DeviceNews, IoErrand
 from .kernels import FOREIGN, RIGHT
@@ -63,6 +64,8 @@ class IoThread:
         max_writes: int,
         max_units: int,
         verifiers: int,
+        coders: int,
+        codes: bool,
         stall_seconds: float,
         runner: Runner,
         on_device_out: Callable[[int, str], None],
@@ -99,6 +102,8 @@ class IoThread:
         self._reading: set[Transfer] = set()  # accepted and not finished, and no unit with a device that is out
         self.callback_errors = 0
         self.outcomes = dict.fromkeys(ReadOutcome, 0)  # of the reads called back
+        self.codes = codes  # pages that are written, where that makes them smaller
+        self.coders = Coders(coders, self._coded, runner)
         self._pool = VerifyPool(verifiers, self._verify, self._notify, runner) if verifiers else None
         self._thread = runner.thread(self._run, "ssd-io")
         self._thread.start()
@@ -118,6 +123,7 @@ class IoThread:
         self._allocator = allocator
         self._set_id = set_id
         self._is_flushed = is_flushed
+        self.coders.unit_bytes = unit_bytes
         self.units = Units(unit_bytes, self._depth)
         for state in devices:
             self.units.add_device(state.device_index, state.geometry)
@@ -154,10 +160,10 @@ class IoThread:
         if self.runner.here(self._thread):
             raise RuntimeError("a callback of the stripe set must not wait for it: hand this over to another thread")
 
-    def identity(self, record: PageRecord, generation: int, digest: bytes, namespace_id: int) -> bytes:
+    def identity(self, record: PageRecord, generation: int, digest: bytes, namespace_id: int, units: int) -> bytes:
         """What the headers of a page's units say, as if of the first one in the first slot: kernels know the others."""
         place = SlotPlace(self._set_id, 0, 0)
-        return unit_identity(record, generation, digest, namespace_id, 0, self.units.unit_bytes, place)
+        return unit_identity(record, generation, digest, namespace_id, 0, units, self.units.unit_bytes, place)
 
     # Any thread, with the lock held.
 
@@ -165,8 +171,25 @@ class IoThread:
         """Accept transfers whose places are held already."""
         self.pending += len(transfers)
         self._reading.update(transfer for transfer in transfers if not transfer.writing)
+        if self.codes:
+            # A page of one unit cannot take fewer.
+            coded = [one for one in transfers if isinstance(one, PageWrite) and len(one.placement) > 1]
+            if coded:
+                self.coders.write(coded)
+                transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]
         self._arrived += transfers
         self._wake.notify_all()
+
+    def _coded(self, transfer: Transfer) -> None:
+        """A page comes back from the coders. On a thread of theirs, without locks."""
+        with self._wake:
+            if isinstance(transfer, PageWrite):
+                self._allocator.unhold(transfer.needless)
+                self._allocator.give_back_taken(transfer.needless)
+                self._arrived.append(transfer)
+            else:
+                self._outbox.append(transfer)
+            self._wake.notify_all()
 
     def _look_at_arrived(self) -> None:
         """Queue what has been accepted. On the I/O thread, lock held."""
@@ -175,6 +198,8 @@ class IoThread:
         for transfer in arrived:
             if self._on_lost_device(transfer):
                 transfer.lose_device("device gone")
+            if self._given_up:
+                transfer.lose_device("the stripe set is closed")
             if transfer.finished:
                 continue
             if transfer.failed:
@@ -231,6 +256,8 @@ class IoThread:
         """Whether all that is still under way are reads on devices that went out and have not answered for long."""
         if self._arrived or self._outbox or self._write_queue or self._writes_active or self._verified():
             return False
+        if self.coders.busy:
+            return False
         units = self.units
         if self._given_up or units.any_waiting:
             return False
@@ -243,8 +270,8 @@ class IoThread:
         return units.all_flying > 0
 
     def _end(self, transfer: Transfer) -> None:
-        """-> finished: its callback follows. Its places are free for others, those of units under way once these are
-        back."""
+        """-> finished: its callback follows; that of a page that was read, and is coded, once it is decoded. Its places
+        are free for others, those of units under way once these are back."""
         transfer.finished = True
         self._reading.discard(transfer)
         if self.units.flying(transfer):
@@ -263,8 +290,12 @@ class IoThread:
             else:
                 self._allocator.fill(transfer.placement)
                 transfer.stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
+            self.coders.give_back(transfer)
         self.units.leave(transfer)
-        self._outbox.append(transfer)
+        if isinstance(transfer, PageRead) and transfer.coded and not transfer.failed:
+            self.coders.read(transfer)
+        else:
+            self._outbox.append(transfer)
 
     # The I/O thread.
 
@@ -274,6 +305,7 @@ class IoThread:
             self._stopping = True
             self._wake.notify_all()
         self._thread.join()
+        self.coders.close()
         if self._pool is not None:
             self._pool.close()
 

@@ -39,7 +39,8 @@ STARTED = 4  # a unit of it has been submitted
 OVER = 5  # no unit of it is begun any more: it FAILED, or has ENDED
 FLYING, TODO, WAITING = 6, 7, 8  # units submitted and not back; not back and verified; in a device's queue
 DIGESTS, PLACES = 9, 10  # addresses: of the checksums of its units, and of their (device, slot)
-TRANSFER_WORDS = 11
+CODED = 11  # its checksum is not that of these units, and known
+TRANSFER_WORDS = 12
 FAILED, ENDED = 1, 2
 
 # ---- a device ----
@@ -107,14 +108,16 @@ def _identify(block, identity, unit, devices, unit_bytes, length):
 
 @_entry("void", _WORDS, _BYTES, _LINE, "int64", "int64", nogil=True)
 def digest_pages(transfers, identities, rows, unit_bytes, function):
-    """Compute the checksums of the units of these pages, and of each page that of them, which goes to its identity."""
+    """Compute the checksums of the units of these pages, and of each that is not coded that of them, which goes to its
+    identity."""
     for row in rows:
         page = transfers[row]
         digests = numba.carray(bytes_at(page[DIGESTS]), (page[UNITS], _DIGEST))
         for index in range(page[UNITS]):
             start = index * unit_bytes
             checksum(function, page[DATA] + start, min(unit_bytes, page[BYTES] - start), digests[index])
-        checksum(function, page[DIGESTS], page[UNITS] * _DIGEST, identities[row, PAGE_DIGEST_AT:])
+        if not page[CODED]:
+            checksum(function, page[DIGESTS], page[UNITS] * _DIGEST, identities[row, PAGE_DIGEST_AT:])
 
 
 @_entry("boolean", _WORDS, _WORDS, "int64[:,:,::1]", _LINE)

@@ -46,6 +46,7 @@ SLOT_MAGIC = b"SWFTSLOT"
 #: the same in every unit of a page, then what is not, but for the digest of the page at the end.
 _IDENTITY = struct.Struct("<8sII16s16s32s32sIIIIQQQQ16s")
 IDENTITY_BYTES = _IDENTITY.size
+_UNITS_AT = 120
 PAYLOAD_DIGEST_OFFSET = IDENTITY_BYTES
 _HEADER_END = PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES
 _REST_OF_HEADER = bytes(CHECKSUM_OFFSET - _HEADER_END)
@@ -189,6 +190,12 @@ def unit_length(length: int, unit_bytes: int, index: int) -> int:
     return min(unit_bytes, length - index * unit_bytes)
 
 
+def stored_bytes(length: int, units: int, unit_bytes: int) -> int:
+    """What lies in so many stripe units of a page of `length` bytes: these, or whole units where it is coded, which
+    takes fewer."""
+    return length if units == unit_count(length, unit_bytes) else units * unit_bytes
+
+
 class Superblock(NamedTuple):
     """What one device says of itself and of its stripe set."""
 
@@ -313,11 +320,18 @@ class SlotPlace(NamedTuple):
 
 
 def unit_identity(
-    record: PageRecord, generation: int, digest: bytes, namespace_id: int, index: int, unit_bytes: int, place: SlotPlace
+    record: PageRecord,
+    generation: int,
+    digest: bytes,
+    namespace_id: int,
+    index: int,
+    units: int,
+    unit_bytes: int,
+    place: SlotPlace,
 ) -> bytes:
-    """The first IDENTITY_BYTES of the header of unit `index` of a page. Those of its other units differ in the index,
-    the length of the payload and the place alone."""
-    length = record.length
+    """The first IDENTITY_BYTES of the header of unit `index` of a page in so many `units`. Those of its other units
+    differ in the index, the length of the payload and the place alone."""
+    stored = stored_bytes(record.length, units, unit_bytes)
     return _IDENTITY.pack(
         SLOT_MAGIC,
         LAYOUT_VERSION,
@@ -328,14 +342,22 @@ def unit_identity(
         record.parent,
         record.depth,
         index,
-        unit_count(length, unit_bytes),
+        units,
         place.device_index,
-        length,
-        min(unit_bytes, length - index * unit_bytes),
+        record.length,
+        unit_length(stored, unit_bytes, index),
         generation,
         place.slot,
         digest,
     )
+
+
+def coded_identity(identity: bytes, units: int, digest: bytes) -> bytes:
+    """`unit_identity` of a page that is coded now, in so many units, and of this digest."""
+    coded = bytearray(identity)
+    coded[_UNITS_AT : _UNITS_AT + 4] = units.to_bytes(4, "little")
+    coded[-DIGEST_BYTES:] = digest
+    return bytes(coded)
 
 
 def encode_header(identity: bytes, payload_digest: bytes) -> bytes:

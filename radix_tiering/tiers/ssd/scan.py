@@ -232,7 +232,8 @@ def _are_whole(records: np.ndarray, begins: np.ndarray, counts: np.ndarray, unit
     wanted = np.array([units(int(length)) for length in lengths], np.int64)[which] if len(begins) else counts
     expected = np.arange(len(records)) - np.repeat(begins, counts)
     right = np.logical_and.reduceat(records["unit_index"] == expected, begins) if len(begins) else counts > 0
-    found: np.ndarray = right & (counts == wanted) & (counts == records["unit_count"][begins])
+    # A page that is coded has fewer units than its length asks for.
+    found: np.ndarray = right & (counts <= wanted) & (counts == records["unit_count"][begins])
     return found
 
 

@@ -18,7 +18,7 @@ _WORDS[[FREE, TAKEN, LEAVING, RESERVED]] = [
 ]  # fmt: skip
 
 
-def stripe_snapshot(status: StripeSetStatus) -> StripeSnapshot:
+def stripe_snapshot(status: StripeSetStatus, saved_bytes: int) -> StripeSnapshot:
     return StripeSnapshot(
         set_id=status.set_id.hex(),
         unit_bytes=status.unit_bytes,
@@ -27,6 +27,8 @@ def stripe_snapshot(status: StripeSetStatus) -> StripeSnapshot:
         capacity_units=status.capacity_units,
         free_units=status.free_units,
         queued=status.queued,
+        coded=status.coded_pages,
+        saved_bytes=saved_bytes,
         reads={str(outcome): count for outcome, count in status.outcomes.items()},
     )
 

@@ -56,6 +56,8 @@ class SsdTier(Tier):
         *,
         max_writes: int = 8,
         verifiers: int = 1,
+        codes: bool = False,
+        coders: int = 1,
         stall_seconds: float = STALL_SECONDS,
         runner: Runner = THREADS,
         progress: Callable[[int, int, int], None] | None = None,
@@ -64,7 +66,8 @@ class SsdTier(Tier):
     ) -> None:
         """`paths` name the devices to people. A set that exists keeps its own stripe unit.
 
-        `verifiers`: threads that check what was read, beside the one that reads. `stall_seconds`: a device that leaves
+        `verifiers`: threads that check what was read, beside the one that reads. `codes`, `coders`: see
+        `StripeSet.open`. `stall_seconds`: a device that leaves
         a request unanswered so long goes out of service, or is left out on opening if others can serve. `behind`: what
         the devices have is read by `open`; before, this tier has nothing and takes nothing. `make_device`: see
         `DeviceFiles.make`; None for a tier that no device can be added to.
@@ -87,6 +90,8 @@ class SsdTier(Tier):
                 max_writes=max_writes,
                 max_units=WRITTEN_UNITS,
                 verifiers=verifiers,
+                codes=codes,
+                coders=coders,
                 stall_seconds=stall_seconds,
                 runner=runner,
                 names=paths,
@@ -136,6 +141,11 @@ class SsdTier(Tier):
         return self.stripes.units(length) * self.stripes.unit_bytes
 
     @property
+    def saved_bytes(self) -> int:
+        """That its pages, coded, do not take of `size_of`."""
+        return self.places.spared * self.stripes.unit_bytes
+
+    @property
     def checksum_unit(self) -> int | None:
         return self.stripes.unit_bytes
 
@@ -182,7 +192,7 @@ class SsdTier(Tier):
             self.places.free(write.place)  # the stripe set has its slots back
             write.done(None, reason)
         else:
-            self.places.hold(write.place, stored.generation, stored.digest)
+            self.places.hold(write.place, stored.generation, stored.digest, len(stored.placement))
             self._links["host-ssd"].count(1, write.record.length, self._runner.monotonic() - started)
             write.done(Written(write.place, stored.digest), "")
 
@@ -208,8 +218,8 @@ class SsdTier(Tier):
         return self.direct.read(self.places.stored(copy.place, record), digest, done)
 
     def learn(self, copy: Copy, page: np.ndarray, done: Callable[[], None]) -> bool:
-        if self.direct is None or copy.digest is None:
-            return False
+        if self.direct is None or copy.digest is None or self.places.is_coded(copy.place):
+            return False  # what is coded does not land
         return self.direct.learn(page, copy.digest, partial(self._learnt, copy, done))
 
     def _learnt(self, copy: Copy, done: Callable[[], None], digest: bytes | None) -> None:
@@ -251,7 +261,7 @@ class SsdTier(Tier):
 
     def recover(self) -> Sequence[HeldPages]:
         pages = self.stripes.forget_recovered()
-        return pages.held(self.places.found(pages))
+        return pages.held(self.places.found(pages, self.stripes.unit_bytes))
 
     def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
         self.stripes.register_namespace(namespace, text, done)
@@ -284,7 +294,7 @@ class SsdTier(Tier):
     def snapshot(self) -> tuple[StripeSnapshot, tuple[DeviceSnapshot, ...]]:
         """The stripe set and its devices, at one moment."""
         status = self.stripes.status()
-        return stripe_snapshot(status), device_snapshots(status)
+        return stripe_snapshot(status, self.saved_bytes), device_snapshots(status)
 
     # ---- operators ----
 

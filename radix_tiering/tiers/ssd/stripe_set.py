@@ -58,6 +58,7 @@ class StripeSetStatus(NamedTuple):
     queued: int  # transfers accepted and not yet called back
     callback_errors: int
     outcomes: dict[ReadOutcome, int]  # reads called back, by outcome
+    coded_pages: int  # that are written, or were, in fewer units than they have
     devices: tuple[DeviceStatus, ...]
     names: tuple[str, ...]  # of the devices
 
@@ -165,6 +166,8 @@ class StripeSet:
         max_writes: int = 8,
         max_units: int = 0,
         verifiers: int = 0,
+        coders: int = 1,
+        codes: bool = False,
         stall_seconds: float = STALL_SECONDS,
         runner: Runner = THREADS,
         names: Sequence[str] = (),
@@ -179,17 +182,18 @@ class StripeSet:
 
         `create`: where no device was ever used, make them a new set with stripe units of so many bytes. `depth`:
         requests in flight per device. `max_writes`: pages being written at a time, or more as long as they have less
-        than `max_units` stripe units. `verifiers`: threads that compute the
-        checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request unanswered so
-        long goes out of service, and nothing that waits for devices waits for one of them longer; all by the
-        runner's clock, so whoever moves one by hand must let it run while he closes. `names`: what people call the
-        devices. `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises
-        FormatError where the devices cannot be one stripe set, or no member of one answers; ConfigError for sizes that
-        cannot work.
+        than `max_units` stripe units. `verifiers`: threads that compute the checksums of what is read; 0 does it on
+        "ssd-io". `codes`: pages are written coded where they take fewer units so, which `coders` threads do; what is
+        read is decoded by them, whoever has written it. `stall_seconds`: a device that leaves a request unanswered so
+        long goes out of service, and nothing that waits for devices waits for one of them longer; all by the runner's
+        clock, so whoever moves one by hand must let it run while he closes. `names`: what people call the devices.
+        `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises FormatError where
+        the devices cannot be one stripe set, or no member of one answers; ConfigError for sizes that cannot work.
         """
-        if depth < 1 or max_writes < 1 or verifiers < 0:
+        if depth < 1 or max_writes < 1 or coders < 1 or verifiers < 0:
             raise ConfigError(
-                f"depth ({depth}) and max_writes ({max_writes}) must be at least 1, verifiers not negative"
+                f"depth ({depth}), max_writes ({max_writes}) and coders ({coders}) must be at least 1, verifiers not "
+                "negative"
             )
         stripes: StripeSet
         io = IoThread(
@@ -198,6 +202,8 @@ class StripeSet:
             max_writes=max_writes,
             max_units=max_units,
             verifiers=verifiers,
+            coders=coders,
+            codes=codes,
             stall_seconds=stall_seconds,
             runner=runner,
             on_device_out=lambda device, reason: stripes.on_device_out(device, reason),
@@ -304,13 +310,14 @@ class StripeSet:
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
         """Write pages, in order of acceptance but not of completion.
 
-        `data`: uint8, address a multiple of 4096, at least `record.length` rounded up to 4096 bytes, unchanged
-        until `done`. What lies between the page and the end of its last block goes to the device as it is.
-        `done(stored, "")`: the page can be read. `done(None, reason)`: it is not stored and its slots are free
-        again. When a device goes out of service, that is said while requests are still under way: `data` must
-        outlive them (the array keeps it alive), and what they write of data that has changed is never taken for the
-        page. The slots belong to the stripe set from here until `done`, which never runs on the caller's thread. Raises
-        ValueError, and accepts nothing, for a request that cannot be meant; RuntimeError once the stripe set is closed.
+        `data`: uint8, address a multiple of 4096, at least `record.length` rounded up to 4096 bytes, unchanged until
+        `done`. What lies between the page and the end of its last block goes to the device as it is. `done(stored,
+        "")`: the page can be read. `done(None, reason)`: it is not stored and its slots are free again. When a device
+        goes out of service, that is said while requests are still under way: `data` must outlive them (the array keeps
+        it alive), and what they write of data that has changed is never taken for the page. A page that is written
+        coded gives back the last of its slots, and `stored` has the others. The slots belong to the stripe set from
+        here until `done`, which never runs on the caller's thread. Raises ValueError, and accepts nothing, for a
+        request that cannot be meant; RuntimeError once the stripe set is closed.
         """
         for request in requests:
             check_record(request.record)
@@ -329,7 +336,8 @@ class StripeSet:
                 assert entry is not None  # looked up above
                 self._allocator.hold(request.placement)
                 generation = self._next_generation
-                identity = self._io.identity(request.record, generation, bytes(DIGEST_BYTES), entry.identifier)
+                units = len(request.placement)
+                identity = self._io.identity(request.record, generation, bytes(DIGEST_BYTES), entry.identifier, units)
                 transfers.append(PageWrite(request, generation, identity))
                 self._next_generation += 1
             self._io.enqueue(transfers)
@@ -349,7 +357,7 @@ class StripeSet:
         """
         for request in requests:
             check_buffer(request.into, request.stored.record.length, "into")
-            if len(request.stored.placement) != self.units(request.stored.record.length):
+            if not 0 < len(request.stored.placement) <= self.units(request.stored.record.length):
                 raise ValueError(f"a page of {request.stored.record.length} bytes in {request.stored.placement}")
         with self._lock:
             for request in requests:
@@ -357,10 +365,11 @@ class StripeSet:
             self._check_open()
             transfers = []
             for request in requests:
-                record, generation, digest, _ = request.stored
+                record, generation, digest, placement = request.stored
                 entry = self._table.get(record.namespace)
                 number = 0 if entry is None else entry.identifier
-                transfer = PageRead(request, number, self._io.identity(record, generation, digest, number))
+                identity = self._io.identity(record, generation, digest, number, len(placement))
+                transfer = PageRead(request, number, identity, self.unit_bytes)
                 if entry is None or generation < entry.minimum_generation:
                     transfer.outcome = ReadOutcome.FLUSHED
                 self._allocator.hold(transfer.placement)
@@ -376,8 +385,11 @@ class StripeSet:
     def begin_reading_beside(self, stored: StoredPage) -> list[UnitPlace] | None:
         """Where the units of a page lie, for somebody who reads them by other means, and who alone can tell then
         whether they are the page: nothing else comes there until `end_reading_beside`, which must follow. None, and
-        nothing to follow, where the page cannot be read: a device is out, the page was flushed, or this is closed."""
+        nothing to follow, where the page cannot be read so: a device is out, the page was flushed or is coded, or this
+        is closed."""
         length = stored.record.length
+        if len(stored.placement) < self.units(length):
+            return None
         with self._lock:
             if self._closed or self._is_flushed(stored.record.namespace, stored.generation):
                 return None
@@ -547,6 +559,7 @@ class StripeSet:
                 self._io.pending,
                 self._io.callback_errors,
                 dict(self._io.outcomes),
+                self._io.coders.coded_pages,
                 tuple(state.status(self._io.units) for state in self._devices),
                 tuple(self._names),
             )

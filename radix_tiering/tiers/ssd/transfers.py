@@ -2,6 +2,7 @@
 
 A transfer:   queued --first unit submitted--> started --last unit back--> finished
               queued --cancelled, or a device gone--> finished
+              accepted --(a write that is to be coded)--> queued      finished --(a read that was coded)--> decoded
               started --a device of a write out, or closing gave up--> finished, units still under way
 
 Units that come back after the end only free their slots.
@@ -27,7 +28,9 @@ from .layout import (
     Placement,
     SlotPlace,
     StoredPage,
+    coded_identity,
     decode_header,
+    stored_bytes,
     unit_identity,
 )
 
@@ -64,16 +67,19 @@ class PageRead:
     """A page being read."""
 
     __slots__ = (
-        "data", "done", "finished", "identity", "length", "memory", "namespace_id", "outcome", "placement", "row",
-        "stored",
+        "coded", "data", "done", "finished", "identity", "into", "length", "memory", "namespace_id", "outcome",
+        "placement", "row", "stored",
     )  # fmt: skip
     writing = False
 
-    def __init__(self, request: ReadRequest, namespace_id: int, identity: bytes) -> None:
+    def __init__(self, request: ReadRequest, namespace_id: int, identity: bytes, unit_bytes: int) -> None:
         """`identity`: what the headers of its units say alike; see `IoThread.identity`."""
         self.stored = request.stored
         self.placement: Placement = request.stored.placement
-        self.length: int = request.stored.record.length
+        #: What is read: the page, or what it was coded as.
+        self.length = stored_bytes(request.stored.record.length, len(self.placement), unit_bytes)
+        self.coded = self.length != request.stored.record.length
+        self.into = request.into
         self.data = request.into[: round_up(self.length, BLOCK_BYTES)]
         self.done = request.done
         self.namespace_id = namespace_id
@@ -99,8 +105,8 @@ class PageWrite:
     """A page being written."""
 
     __slots__ = (
-        "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length", "memory",
-        "placement", "record", "row", "stored",
+        "coded", "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length",
+        "memory", "needless", "placement", "record", "room", "row", "stored",
     )  # fmt: skip
     writing = True
 
@@ -120,6 +126,18 @@ class PageWrite:
         self.memory = NOWHERE
         self.failure = ""
         self.stored: StoredPage | None = None  # once it is written
+        self.coded = False
+        self.room: np.ndarray | None = None  # in which it is coded, of `Coders`
+        self.needless: Placement = ()  # what it does not take of its places, coded
+
+    def lie_coded(self, room: np.ndarray, units: int, unit_bytes: int, digest: bytes) -> None:
+        """It is written as what is in so many units of `room`, in the first of its places. Before it enters."""
+        self.coded = True
+        self.room = room
+        self.length = units * unit_bytes
+        self.data = room[: self.length]
+        self.identity = coded_identity(self.identity, units, digest)
+        self.placement, self.needless = self.placement[:units], self.placement[units:]
 
     @property
     def failed(self) -> bool:
@@ -150,7 +168,8 @@ def verify_unit(
     and of the payload are computed. About 60 microseconds per MiB, without the interpreter lock.
     """
     record = stored.record
-    expected = unit_identity(record, stored.generation, stored.digest, namespace_id, index, unit_bytes, place)
+    units = len(stored.placement)
+    expected = unit_identity(record, stored.generation, stored.digest, namespace_id, index, units, unit_bytes, place)
     if block[:IDENTITY_BYTES] != expected:
         return explain(stored, namespace_id, place, block)
     return _verify_checksums(block, payload)

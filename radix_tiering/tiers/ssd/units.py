@@ -191,6 +191,7 @@ class Units:
         words[:, k.DATA] = [address_of(page.data) for page in pages]
         words[:, k.BYTES] = [page.length for page in pages]
         words[:, k.WRITING] = [page.writing for page in pages]
+        words[:, k.CODED] = [page.coded for page in pages]
         words[:, k.UNITS] = words[:, k.TODO] = units
         words[:, k.DIGESTS] = address_of(digests) + DIGEST_BYTES * (ends - units)
         words[:, k.PLACES] = address_of(places) + _PLACE_BYTES * (ends - units)

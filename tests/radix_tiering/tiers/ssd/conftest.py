@@ -27,8 +27,13 @@ def key_of(number: int) -> bytes:
 
 
 def content(number: int, version: int, length: int) -> np.ndarray:
-    """Bytes that tell which page they are, and which version of it."""
-    return np.random.default_rng([number, version, length]).integers(0, 256, length, dtype=np.uint8)
+    """Bytes that tell which page they are, and which version of it; those of two versions of three are 16-bit floats
+    of one exponent, which can be coded, and those of the third cannot."""
+    found = np.random.default_rng([number, version, length]).integers(0, 256, length, dtype=np.uint8)
+    if version % 3:
+        words = found[: length // 2 * 2].view("<u2")
+        words[:] = words & 0x807F | 0x3F80
+    return found
 
 
 class Rig:

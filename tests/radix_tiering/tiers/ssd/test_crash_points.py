@@ -32,8 +32,9 @@ class Version(NamedTuple):
 class Workload:
     """Writes, overwrites, releases, flushes, sessions; remembers what a crash at each position may show."""
 
-    def __init__(self, rig, seed: int, devices: int = 3) -> None:
+    def __init__(self, rig, seed: int, devices: int = 3, *, codes: bool = False) -> None:
         self.rig = rig
+        self.codes = codes
         self.random = random.Random(seed)
         self.recording = RecordingArray(rig.memory(devices, 18 // devices, seed=seed))
         self.versions: dict[int, Version] = {}  # by generation
@@ -44,7 +45,7 @@ class Workload:
 
     def run(self, sessions: int, steps: int) -> None:
         for session in range(sessions):
-            stripes = self.rig.open(self.recording)
+            stripes = self.rig.open(self.recording, codes=self.codes)
             self.live = {(page.record.namespace, page.record.key[0]): page for page in stripes.recovered}
             for namespace in (self.rig.NAMESPACE, self.rig.OTHER):
                 stripes.register_namespace(namespace, "crash")
@@ -119,9 +120,10 @@ class Workload:
             stripes.close(None)
 
 
+@pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize("seed", seeds(4))
-def test_every_crash_point(rig, seed: int) -> None:
-    workload = Workload(rig, seed)
+def test_every_crash_point(rig, seed: int, codes: bool) -> None:
+    workload = Workload(rig, seed, codes=codes)
     workload.run(sessions=3, steps=14)
     recording = workload.recording
     positions = [write.position for write in recording.writes] + [recording.position]

@@ -43,7 +43,7 @@ PLACE = SlotPlace(bytes(range(16)), 1, 42)
 
 def header(payload: bytes, index: int = 2) -> tuple[bytes, bytes]:
     digest = combined_digest([page_digest(payload)] * 3)
-    return encode_header(unit_identity(RECORD, 7, digest, 3, index, 65536, PLACE), page_digest(payload)), digest
+    return encode_header(unit_identity(RECORD, 7, digest, 3, index, 3, 65536, PLACE), page_digest(payload)), digest
 
 
 def test_golden_bytes() -> None:
@@ -117,7 +117,7 @@ def test_every_flipped_bit_of_a_slot_is_detected() -> None:
     record = RECORD._replace(length=3000)
     digest = combined_digest([page_digest(payload.data)])
     stored = StoredPage(record, 7, digest, ((0, 42),))
-    block = bytearray(encode_header(unit_identity(record, 7, digest, 3, 0, 4096, PLACE), page_digest(payload.data)))
+    block = bytearray(encode_header(unit_identity(record, 7, digest, 3, 0, 1, 4096, PLACE), page_digest(payload.data)))
 
     def outcome() -> ReadOutcome:
         return verify_unit(stored, 0, 3, 4096, PLACE, bytes(block), payload)
@@ -151,6 +151,7 @@ def test_every_flipped_byte_of_a_namespace_table_is_detected() -> None:
         ({"key": b"k" * 32}, ReadOutcome.KEY),
         ({"namespace": b"n" * 16}, ReadOutcome.NAMESPACE),
         ({"length": 140_000}, ReadOutcome.LENGTH),
+        ({"placement": ((1, 42),) * 2}, ReadOutcome.LENGTH),
         ({"generation": 8}, ReadOutcome.GENERATION),
         ({"digest": b"d" * 16}, ReadOutcome.GENERATION),
         ({"place": PLACE._replace(slot=43)}, ReadOutcome.PLACE),
@@ -163,7 +164,8 @@ def test_a_sound_unit_of_something_else_is_not_accepted(change: dict, outcome: R
     payload = np.zeros(150_000 - 2 * 65536, dtype=np.uint8)
     block, digest = header(payload.tobytes())
     fields = {name: value for name, value in change.items() if name in RECORD._fields}
-    stored = StoredPage(RECORD._replace(**fields), change.get("generation", 7), change.get("digest", digest), ())
+    placement = change.get("placement", ((1, 42),) * 3)
+    stored = StoredPage(RECORD._replace(**fields), change.get("generation", 7), change.get("digest", digest), placement)
     place = change.get("place", PLACE)
     assert verify_unit(stored, 2, change.get("namespace_id", 3), 65536, place, block, payload) is outcome
 

@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage, ssd_tier
-from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
+from swift_tiers.radix_tiering.tiers.ssd.layout import MOST_SLOTS, RECORD_DTYPE
 from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, MOST_UNITS, StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
@@ -24,13 +24,13 @@ from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from support.examples import examples
 
 RECORD = PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, 4096)
-slots = st.tuples(st.integers(0, MOST_DEVICES - 1), st.integers(0, 2**32 - 1))
+slots = st.tuples(st.integers(0, MOST_DEVICES - 1), st.integers(0, MOST_SLOTS))
 placements = st.lists(slots, min_size=1, max_size=9).map(tuple)
 generations, digests = st.integers(1, 2**64 - 1), st.binary(min_size=16, max_size=16)
 
 
 class Model(RuleBasedStateMachine):
-    """`held`: what each place is of; no page there yet where there is no digest."""
+    """`held`: what each place is of; no page there yet where there is no digest. `room`: units that it was made for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,21 +38,27 @@ class Model(RuleBasedStateMachine):
         self.places.keep_landing_digests()
         self.held: dict[int, tuple[Placement, int, bytes]] = {}
         self.landing: dict[int, bytes | None] = {}
+        self.room: dict[int, int] = {}
 
-    def enter(self, place: int, placement: Placement, generation: int, digest: bytes) -> None:
+    def enter(self, place: int, placement: Placement, generation: int, digest: bytes, room: int) -> None:
         assert place not in self.held, "two pages in one place"
         self.held[place] = placement, generation, digest
         self.landing[place] = None
+        self.room[place] = room
 
     @rule(placement=placements)
     def reserve(self, placement: Placement) -> None:
-        self.enter(self.places.reserve(placement), placement, 0, b"")
+        self.enter(self.places.reserve(placement), placement, 0, b"", len(placement))
 
-    @rule(pages=st.lists(st.tuples(placements, generations, digests), max_size=4))
-    def found(self, pages: list[tuple[Placement, int, bytes]]) -> None:
-        stored = [StoredPage(RECORD, generation, digest, placement) for placement, generation, digest in pages]
-        for place, page in zip(self.places.found(StoredPages.of(stored)).tolist(), pages, strict=True):
-            self.enter(place, *page)
+    @rule(pages=st.lists(st.tuples(placements, generations, digests, st.integers(0, 4)), max_size=4))
+    def found(self, pages: list[tuple[Placement, int, bytes, int]]) -> None:
+        """Some of them lie coded, in fewer units than they have."""
+        stored = [
+            StoredPage(RECORD._replace(length=4096 * (len(placement) + fewer) - 7), generation, digest, placement)
+            for placement, generation, digest, fewer in pages
+        ]
+        for place, page in zip(self.places.found(StoredPages.of(stored), 4096).tolist(), pages, strict=True):
+            self.enter(place, *page[:3], room=len(page[0]) + page[3])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), digest=digests | st.none())
@@ -65,8 +71,10 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data(), generation=generations, digest=digests)
     def hold(self, data, generation: int, digest: bytes) -> None:
         place = data.draw(st.sampled_from(sorted(self.held)))
-        self.places.hold(place, generation, digest)
-        self.held[place] = self.held[place][0], generation, digest
+        placement = self.held[place][0]
+        units = data.draw(st.integers(1, len(placement)))
+        self.places.hold(place, generation, digest, units)
+        self.held[place] = placement[:units], generation, digest
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -81,6 +89,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def all_is_told(self) -> None:
         assert self.places.taken == len(self.held)
+        assert self.places.spared == sum(self.room[place] - len(one[0]) for place, one in self.held.items())
         everywhere = np.array(sorted({*self.held, *self.landing}), np.int64)
         many = self.places.stored_many(np.zeros(len(everywhere), RECORD_DTYPE), everywhere, b"n" * 16)
         assert [(one.placement, one.generation) for one in many] == [
@@ -99,6 +108,17 @@ class Model(RuleBasedStateMachine):
 
 class TestModel(Model.TestCase):  # type: ignore[name-defined]
     settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_a_place_of_fewer_units_is_one_of_all_when_it_is_free() -> None:
+    places = StripePlaces(THREADS)
+    whole = tuple((device, device) for device in range(5))
+    place = places.reserve(whole)
+    places.hold(place, 7, b"d" * 16, 2)
+    assert places.free(place) == whole[:2]
+    assert places.reserve(whole) == place
+    assert places.placement(place) == whole
+    assert places.spared == 0
 
 
 def test_places_that_are_free_are_taken_again() -> None:

@@ -18,7 +18,7 @@ from support.faulty_array import Fail, Fault, FaultyArray
 from support.silent import wait_for
 
 SLOTS = 6
-LENGTHS = (1, 8192, 12_000, 24_577)
+LENGTHS = (1, 8192, 12_000, 24_577, 30_000)
 
 
 class Model(RuleBasedStateMachine):
@@ -26,9 +26,9 @@ class Model(RuleBasedStateMachine):
 
     rig = None  # set by the test, once
 
-    @initialize(devices=st.integers(1, 4), seed=st.integers(0, 100), verifiers=st.integers(0, 2))
-    def start(self, devices: int, seed: int, verifiers: int) -> None:
-        self.verifiers = verifiers
+    @initialize(devices=st.integers(1, 4), seed=st.integers(0, 100), verifiers=st.integers(0, 2), codes=st.booleans())
+    def start(self, devices: int, seed: int, verifiers: int, codes: bool) -> None:
+        self.verifiers, self.codes = verifiers, codes
         self.memory = self.rig.memory(devices, SLOTS, seed=seed)
         self.pages: dict[tuple[bytes, int], tuple[StoredPage, int]] = {}
         self.past: dict[tuple[bytes, int], dict[int, int]] = {}  # name -> generation -> version
@@ -42,6 +42,7 @@ class Model(RuleBasedStateMachine):
         self.stripes = self.rig.open(
             self.array,
             verifiers=self.verifiers,
+            codes=self.codes,
             on_device_out=lambda device, reason: self.lost.append(device),
         )
         for namespace in (self.rig.NAMESPACE, self.rig.OTHER):
@@ -79,6 +80,10 @@ class Model(RuleBasedStateMachine):
                 self.past.setdefault(name, {})[generation] = self.version
             return
         assert stored.generation == generation
+        units = self.stripes.units(length)
+        is_coded = self.codes and self.version % 3 and not length % 2
+        # Half of it as it is, and a hundred bytes that say that the other half is always the same.
+        assert len(stored.placement) == (min(units, self.stripes.units(length // 2 + 100)) if is_coded else units)
         self.past.setdefault(name, {})[generation] = self.version
         if name in self.pages:
             self.stripes.release(self.pages[name][0].placement)
@@ -128,8 +133,9 @@ class Model(RuleBasedStateMachine):
         device = data.draw(st.integers(0, len(self.memory.images) - 1))
         self.array.add(Fault(Fail(errno.EIO), device=device, operation=Operation.WRITE))
 
-    @rule(clean=st.booleans())
-    def close_and_open(self, clean: bool) -> None:
+    @rule(clean=st.booleans(), codes=st.booleans())
+    def close_and_open(self, clean: bool, codes: bool) -> None:
+        self.codes = codes  # which says how pages are written, and not which can be read
         self.settle()
         before, failed = dict(self.pages), self.array.struck
         self.stripes.close([stored for stored, _ in self.pages.values()] if clean else None)

@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     SlotPlace,
     combined_digest,
     encode_header,
+    unit_count,
     unit_identity,
     unit_length,
 )
@@ -39,7 +40,8 @@ def write_of(rig, number: int = 1) -> PageWrite:
     record = rig.record(number, LENGTH)
     data = aligned_buffer(4 * UNIT)
     data[:LENGTH] = rig.content(number, 0, LENGTH)
-    identity = unit_identity(record, 77, bytes(16), 3, 0, UNIT, SlotPlace(SET_ID, 0, 0))
+    units = unit_count(record.length, UNIT)
+    identity = unit_identity(record, 77, bytes(16), 3, 0, units, UNIT, SlotPlace(SET_ID, 0, 0))
     return PageWrite(WriteRequest(record, PLACEMENT, data, lambda stored, reason: None), 77, identity)
 
 
@@ -71,7 +73,7 @@ def test_headers_and_checksums_are_those_of_the_format(rig, monkeypatch: pytest.
         assert one.device == device
         header, payload = one.buffers
         place = SlotPlace(SET_ID, 10 + device, slot)
-        identity = unit_identity(write.record, 77, write.digest, 3, index, UNIT, place)
+        identity = unit_identity(write.record, 77, write.digest, 3, index, len(write.placement), UNIT, place)
         assert header.tobytes() == encode_header(identity, digests[index])
         assert payload.ctypes.data == write.data[index * UNIT :].ctypes.data
         assert payload.nbytes == (UNIT if index < 3 else BLOCK_BYTES)

@@ -109,7 +109,7 @@ class Unit:
 
     def verify(self) -> ReadOutcome:
         """A header that is whole, with the right key, content and checksums, of `generation` at `written`."""
-        identity = unit_identity(self.record, self.generation, self.digest, 3, 0, 8192, self.written)
+        identity = unit_identity(self.record, self.generation, self.digest, 3, 0, 1, 8192, self.written)
         block = encode_header(identity, page_digest(self.payload))
         assert len(block) == BLOCK_BYTES
         stored = StoredPage(self.record, 7, self.digest, ((1, 5),))
