@@ -37,10 +37,10 @@ BESIDE = "damage found beside a copy"
 SELDOM = {
     "trouble": {*CRASHES, "fault: a short read", "fault: a sync does nothing", "fault: a sync fails"},
     "calm": {*CRASHES, *OF_DEVICES, *TROUBLE, BESIDE},
-    "lent": {*CRASHES, *OF_DEVICES, "pages read to the device"},
+    "lent": {*CRASHES, *OF_DEVICES, "pages read to the device", "pages coded"},
     "crash": {"fault: a sync fails"},
-    "borrowed": {*CRASHES, *OF_DEVICES, *OF_LEASES, *TROUBLE, BESIDE},
-    "shared": {*CRASHES, *OF_DEVICES, "pages read to the device"},
+    "borrowed": {*CRASHES, *OF_DEVICES, *OF_LEASES, *TROUBLE, BESIDE, "pages coded"},
+    "shared": {*CRASHES, *OF_DEVICES, "pages read to the device", "pages coded"},
 }
 
 

@@ -8,8 +8,10 @@ from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd.coders import Coders
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
+from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stripe_set import StripeSet
 from swift_tiers.radix_tiering.way import sweeps
@@ -113,6 +115,14 @@ FOUND = [
     Defect("the place of a page that was not written is kept", SsdTier, "_written",
            "self.places.free(write.place)", "pass"),
     Defect("slots of ssd are not given back", StripeSet, "release", "self._allocator.give_back(placement)", "pass"),
+    Defect("a coded page keeps the slots that it does not take", IoThread, "_coded",
+           "self._allocator.give_back_taken(transfer.needless)", "pass"),
+    Defect("slots that a coded page does not take stay in use", IoThread, "_coded",
+           "self._allocator.unhold(transfer.needless)", "pass"),
+    Defect("a coded page gives back slots that it has given back", StripePlaces, "hold", "if units < room:",
+           "if False:"),
+    Defect("a page that is decoded is told to nobody", IoThread, "_coded", "self._outbox.append(transfer)", "pass"),
+    Defect("a page waits for coders that nobody wakes", Coders, "_begin", "self._wake.notify_all()", "pass"),
     Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=1290),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
            "self._io.post(self._table_writer.run)\n    return change.wait()", "return True"),

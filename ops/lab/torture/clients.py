@@ -37,9 +37,10 @@ class Clients:
         rows = outgoing.take(len(offered.slots)) if outgoing is not None else []
         for at, (index, slot) in enumerate(zip(offered.indices, offered.slots, strict=True)):
             state.runner.sleep(draw.random() * 1e-4)
-            stack.host.page(slot)[:] = content(keys[index])
+            page = stack.host.page(slot)
+            page[:] = content(keys[index], len(page))
             if outgoing is not None and at < len(rows):
-                outgoing.memory[rows[at]] = torch.from_numpy(content(keys[index]).copy())
+                outgoing.memory[rows[at]] = torch.from_numpy(page.copy())
         if draw.random() < 0.1:
             for slot in offered.slots:
                 stack.host.page(slot)[:] = 0xFF

@@ -44,6 +44,7 @@ HAPPENINGS = (
     "pages",
     "rounds",
     "pages read to the device",
+    "pages coded",
     "damage found beside a copy",
     *TROUBLE,
     *(f"device {name}" for name in DEVICE_FAULTS),

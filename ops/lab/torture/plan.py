@@ -17,6 +17,8 @@ from typing import NamedTuple
 WORLDS = ("trouble", "calm", "lent", "crash", "borrowed", "ranked", "shared")
 #: Of these, those with real donors.
 BORROWED = ("borrowed", "ranked")
+#: Of these, those of which some have pages that are coded on ssd.
+CODED = ("trouble", "calm", "crash")
 #: A world of another kind: SGLang's scheduler on one rank or several, which have to stay together.
 RANKS = "ranks"
 
@@ -107,6 +109,11 @@ class Plan(NamedTuple):
     def verify(self) -> bool | str:
         """`host.verify`, of all processes and ranks alike."""
         return self.draw("verifying").choice((True, "beside"))
+
+    @property
+    def coded(self) -> bool:
+        """Whether pages have several stripe units, and lie on ssd in fewer."""
+        return self.kind in CODED and self.draw("coding").random() < 0.3
 
     @property
     def by_device(self) -> bool:

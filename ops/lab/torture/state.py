@@ -91,7 +91,8 @@ class WorldState:
             assert place >= 0, "a page is promised that is nowhere"
             assert key in self.put_at, "a page that nobody put"
             copied.append(page_at(self.stack, int(place)).copy())
-        right = all(np.array_equal(page, content(key)) for page, key in zip(copied, keys[first:], strict=False))
+        wanted = zip(copied, keys[first:], strict=False)
+        right = all(np.array_equal(page, content(key, len(page))) for page, key in wanted)
         try:
             verified(device_digests(copied) if by_device else None)
         except DamagedPageError:

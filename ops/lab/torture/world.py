@@ -34,7 +34,7 @@ from .neighbours import Neighbourhood, Tormentor, slow_memory
 from .neighbours.device import TriedLanding
 from .plan import BORROWED, Job, Plan
 from .shared_store import shared_tier, unreliable_store
-from .stacks import check, memory_ssd, new_stack
+from .stacks import GEOMETRY, OF_THREE_UNITS, check, memory_ssd, namespace, new_stack
 from .state import WorldState
 from .trouble import Lenders, Troublemaker
 
@@ -162,6 +162,8 @@ class World:
         with stack.table.lock:
             assert all(mover.wait_idle(30) for mover in stack.movers.values()), "lent memory is never written"
         ssd = stack.tiers.get("ssd")
+        if isinstance(ssd, SsdTier):
+            state.happened["pages coded"] += ssd.stripes.status().coded_pages
         if isinstance(ssd, SsdTier) and ssd.direct is not None:
             state.happened["pages read to the device"] += ssd.direct.counters[ReadOutcome.OK.value]
         if state.peer is not None:
@@ -215,14 +217,17 @@ class World:
         with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
         with_ssd = with_ssd or self.plan.kind == "crash"
         behind = self._behind = self.plan.draw("filling").random() < 0.5
+        space = namespace(geometry=OF_THREE_UNITS if self.plan.coded else GEOMETRY)
+        page = space.geometry.page_bytes
         ssd = None
         if with_ssd or not with_peer:
             sizes = [262_144 + draw.randint(3, 20) * 8192] * draw.randint(1, 3)
             images = self._images or [np.zeros(size, np.uint8) for size in sizes]
             state.array = PowerArray(runner, images, state.happened, seconds=draw.choice((1e-5, 1e-4, 2e-3)))
             ssd = memory_ssd(
-                array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0, behind=behind
-            )
+                array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0, behind=behind,
+                codes=self.plan.coded, coders=2,
+            )  # fmt: skip
             state.opened = True
         fingerprint = page_digest if ssd is None else ssd.fingerprint
         if borrowed:
@@ -233,11 +238,11 @@ class World:
                 runner, draw, state.happened, fingerprint, 4096, ranked=ranked, devices=devices
             )
         elif with_peer:
-            state.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
+            state.peer = ModelPeer(page, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
         if draw.random() < 0.4:
             seconds = draw.choice((0.0, 1e-5, 1e-3))
             state.attic = ModelTier(
-                "attic", 4096, draw.randint(1, 20), runner=runner, seconds=seconds, fingerprint=fingerprint
+                "attic", page, draw.randint(1, 20), runner=runner, seconds=seconds, fingerprint=fingerprint
             )
         if self.plan.kind == "shared":
             state.store = unreliable_store(runner, self.plan.draw("store"), state.happened)
@@ -251,11 +256,11 @@ class World:
             landing = state.neighbourhood.landing
         sideways = self.plan.draw("direct reads")
         if ssd is not None and state.array is not None and state.peer is None and sideways.random() < 0.4:
-            landing = landing or PlainLanding(4096, sideways.choice((1, 4)), runner)
+            landing = landing or PlainLanding(page, sideways.choice((1, 4)), runner)
             direct = direct_reads(ssd, state.array, landing, runner=runner)
         lent_memory = state.peer if state.neighbourhood is None else state.neighbourhood.tier
         state.stack = new_stack(
-            draw.randint(2, 12), ssd, lent=lent_memory, runner=runner, policy=policy,
+            draw.randint(2, 12), ssd, space, lent=lent_memory, runner=runner, policy=policy,
             others=[*([state.attic] if state.attic is not None else []), *self._shared(fingerprint)],
             landing=landing, direct=direct,
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))}, fill_behind=behind,
