@@ -28,6 +28,8 @@ def test_it_runs(tmp_path: Path) -> None:
     assert shares == {"none": 1.0, "fp8": 0.53125, "int8": 0.53125, "int4": 0.28125}
     (lossless,) = [figure["value"] for figure in told["figures"] if figure["name"] == "lossless_bytes"]
     assert 0.5 < lossless < 1, "fractions of random numbers are random, exponents are not"
+    assert 0.5 < told["zstd"]["share"] <= 1
+    assert told["zstd"]["pace"]["down"] > 0
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,7 @@ def test_it_runs(tmp_path: Path) -> None:
     [
         (["--context", "20"], r"--context: a multiple of 16"),
         (["--windows", "0"], r"--windows: at least 1"),
+        (["--stripe-unit", "5000"], r"multiple of 4096"),
         (["--windows", "1000", "--text", __file__], r"the text has \d+ tokens, and 1000 windows of 1024 are asked for"),
     ],
 )

@@ -1,9 +1,10 @@
-"""What the codecs of `host.codec` lose and save: a real model goes on from KV that was in a tier, in each of them.
+"""What codecs lose and save: a real model goes on from KV that was in a tier, in each of those of `host.codec`.
 
 Of every window of text the KV of its first tokens is computed, goes down to a slab and comes up again through the pool
 that serves on CPUs, page by page. From there on the model reads the rest of the window; what it expects of each next
-token is held against what it expects from KV that never left. Of KV in bfloat16 it is also told how few bytes a code
-could do with that loses nothing, if it codes exponents and fractions apart, each value by itself.
+token is held against what it expects from KV that never left. The same pages go through `ssd.codec`, which loses
+nothing; of KV in bfloat16 it is also told how few bytes a code could do with that loses nothing, if it codes exponents
+and fractions apart, each value by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.base.units import Size, format_size
+from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.coding import Coder
+from swift_tiers.radix_tiering.tiers.ssd.layout import check_unit_bytes
 from swift_tiers.sglang_ext.pools.device_pool import DevicePool, HostMemoryPool
 from swift_tiers.sglang_ext.pools.encoded_pool import EncodedPool
 
@@ -46,6 +52,14 @@ class CodingPace(NamedTuple):
     up: float
 
 
+class Lossless(NamedTuple):
+    """What `ssd.codec` makes of pages, on one core."""
+
+    share: float  # of their bytes, to whole blocks of 4 KiB
+    units: float  # of the stripe units that each takes as it is, means
+    pace: CodingPace
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     model, tokens = _model_and_tokens(options)
@@ -54,9 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     pages: dict[str, int] = {}
     times: dict[str, list[tuple[float, float, int]]] = {codec: [] for codec in CODECS}
     lossless: list[float] = []
+    coder, coded = Coder(), list[Lossless]()
     for window in windows:
         cached = _computed(model, window[: options.context])
         rest = window[options.context :]
+        coded.append(_coded_without_loss(coder, cached, options.stripe_unit))
         if options.dtype == "bfloat16":
             lossless.append(_fewest_without_loss(cached))
         exact = _expected(model, rest, cached)
@@ -68,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     quality = {codec: _mean(total) for codec, total in sums.items()}
     pace = {codec: _fastest(took) for codec, took in times.items()}
     _print(options, quality, pages, pace)
+    zstd = _of_all(coded)
+    _print_lossless(zstd, pages["none"], options.stripe_unit)
     figures = [
         Figure("none_kl", quality["none"].kl, at_most=0.0),
         *(Figure(f"{codec}_kl", quality[codec].kl, at_most=MOST_KL) for codec in ("fp8", "int8")),
@@ -79,12 +97,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Figure("int4_agreement", quality["int4"].agreement),
         *(Figure(f"{codec}_bytes", pages[codec] / pages["none"]) for codec in CODECS[1:]),
         *(Figure("lossless_bytes", max(lossless)) for _ in lossless[:1]),
+        Figure("zstd_bytes", zstd.share),
     ]
     details = {
         "model": str(options.model_path or "SmolLM2-135M-Instruct"),
         "quality": {codec: one._asdict() for codec, one in quality.items()},
         "pace": {codec: one._asdict() for codec, one in pace.items()},
         "page_bytes": pages,
+        "zstd": {**zstd._asdict(), "pace": zstd.pace._asdict(), "stripe_unit": int(options.stripe_unit)},
     }
     return finish("codec", figures, details, options.json, smaller=options.smaller)
 
@@ -98,6 +118,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     form.add_argument("--windows", type=int, default=8, help="stretches of the text, far apart (%(default)s)")
     form.add_argument("--context", type=int, default=768, help="tokens of each whose KV was in a tier (%(default)s)")
     form.add_argument("--read", type=int, default=256, help="tokens that are read from there on (%(default)s)")
+    form.add_argument("--stripe-unit", default="256KiB", metavar="SIZE", help="ssd.stripe_unit (%(default)s)")
     form.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the KV (%(default)s)")
     options = form.parse_args(argv)
     for name in ("windows", "context", "read"):
@@ -105,6 +126,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
             raise CommandError(f"bench codec: --{name}: at least 1")
     if options.context % PAGE_TOKENS:
         raise CommandError(f"bench codec: --context: a multiple of {PAGE_TOKENS}, the tokens of a page")
+    try:
+        options.stripe_unit = Size.parse(options.stripe_unit)
+        check_unit_bytes(options.stripe_unit)
+    except (ValueError, ConfigError) as error:
+        raise CommandError(f"bench codec: --stripe-unit: {error}") from None
     options.smaller = options.model_path is not None or options.windows < form.get_default("windows")
     return options
 
@@ -173,6 +199,40 @@ def _through(layers: Layers, codec: str) -> tuple[Layers, DevicePool, tuple[floa
     return back, pool, (down, up)  # type: ignore[return-value]
 
 
+def _coded_without_loss(coder: Coder, layers: Layers, stripe_unit: int) -> Lossless:
+    rows = [[side[0].transpose(0, 1).contiguous() for side in layer] for layer in layers]
+    pool = HostMemoryPool(rows, PAGE_TOKENS)
+    numbers = np.arange(pool.pool_pages, dtype=np.int64)
+    slab = np.zeros((len(numbers), pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(numbers, slab, numbers)
+    length = pool.geometry.page_bytes
+    blocks, whole = -(-length // BLOCK_BYTES), -(-length // stripe_unit)
+    into, took, came, share, units = aligned_buffer(slab.shape[1]), 0.0, 0.0, 0.0, 0.0
+    for stored in slab:
+        page, began = stored[:length], time.perf_counter()
+        coded = coder.encode(page, into, BLOCK_BYTES)
+        took += time.perf_counter() - began
+        share += (coded or blocks) / blocks
+        units += min(whole, -(-(coded or blocks) * BLOCK_BYTES // stripe_unit)) / whole
+        if coded:
+            began = time.perf_counter()
+            assert coder.decode(into, coded * BLOCK_BYTES, length), "what was coded is coded"
+            came += time.perf_counter() - began
+            assert np.array_equal(into[:length], page), "no bit is lost"
+    nbytes = len(slab) * length
+    pace = CodingPace(nbytes / took, nbytes / came if came else 0.0)
+    return Lossless(share / len(slab), units / len(slab), pace)
+
+
+def _of_all(windows: Sequence[Lossless]) -> Lossless:
+    """Means, and the fastest pace."""
+    return Lossless(
+        sum(one.share for one in windows) / len(windows),
+        sum(one.units for one in windows) / len(windows),
+        CodingPace(max(one.pace.down for one in windows), max(one.pace.up for one in windows)),
+    )
+
+
 def _fewest_without_loss(layers: Layers) -> float:
     """The share of its bytes that KV in bfloat16 takes at least, where exponents and the other bits are coded each by
     how often it occurs."""
@@ -222,6 +282,15 @@ def _print(
             f"{codec:<7}{format_size(pages[codec]):>10}{share:>9.3f}{one.kl:>12.5f}{one.agreement:>9.4f}"
             f"{one.perplexity:>12.3f}{format_size(int(pace[codec].down)):>10}/s{format_size(int(pace[codec].up)):>10}/s"
         )
+
+
+def _print_lossless(zstd: Lossless, page_bytes: int, stripe_unit: int) -> None:
+    whole = -(-page_bytes // stripe_unit)
+    print(
+        f"ssd.codec zstd, which loses nothing: {zstd.share:.3f} of a page, {zstd.units * whole:.1f} of {whole} stripe "
+        f"units of {format_size(stripe_unit)}; {format_size(int(zstd.pace.down))}/s down and "
+        f"{format_size(int(zstd.pace.up))}/s up on each of ssd.codec_threads"
+    )
 
 
 if __name__ == "__main__":
