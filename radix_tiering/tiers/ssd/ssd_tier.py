@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,8 @@ from .layout import RECORD_DTYPE
 from .places import MOST_DEVICES, MOST_UNITS, StripePlaces
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 from .stored_pages import StoredPages
+
+logger = logging.getLogger(__name__)
 
 #: Stripe units that may be written at a time, of pages that have few: one at a time would take a round each.
 WRITTEN_UNITS = 32
@@ -353,6 +356,12 @@ class SsdTier(Tier):
         if self.direct is not None:
             self.direct.close()
         self.stripes.close(None if held is None else self._index(held), timeout)
+        if not_indexed := self.stripes.not_indexed:
+            logger.warning(
+                "swift-tiers: the index of %s was not written before the end: the next start finds what is there by "
+                "the header of each slot, which takes longer",
+                ", ".join(self.stripes.names[device] for device in sorted(not_indexed)),
+            )
         close_array(self._array, self._runner)
 
     def _index(self, held: Iterable[HeldPages]) -> Iterator[StoredPages]:

@@ -116,6 +116,8 @@ class StripeSet:
         self.unit_bytes = members.unit_bytes
         #: Whether it is known what the devices have. Nothing is read or written before.
         self.opened = False
+        #: After `close` with pages: devices that served until then, and whose index is not written.
+        self.not_indexed: set[int] = set()
         self._serve(not_opened(members))
 
     def _serve(self, opened: Opened) -> None:
@@ -619,6 +621,7 @@ class StripeSet:
         if not self.opened:
             return
         array, patience = self._io.array, self._io.patience
+        self.not_indexed = set(self._usable())
         self._leave_out_silent()
         with self._lock:
             namespaces = {entry.digest: entry for entry in self._table.entries}
@@ -642,7 +645,9 @@ class StripeSet:
                     checkpoint_digest=checkpoint.digest,
                 )
                 error = write_superblock(array, device, self._next_copy[device], superblock, patience)
-            if error:
+            if not error:
+                self.not_indexed.discard(device)
+            else:
                 self._io.take_out(device, f"its checkpoint cannot be written ({errno.errorcode.get(error, error)})")
 
     def _leave_out_silent(self) -> None:

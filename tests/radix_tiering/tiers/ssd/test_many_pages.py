@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
-from swift_tiers.radix_tiering.tiers.ssd import StoredPage, scan
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage, scan, stripe_set
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Request
 from swift_tiers.radix_tiering.tiers.ssd.checkpoint import build_checkpoints
 from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages, in_batches
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 
 def test_the_headers_of_all_devices_are_read_together(rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +71,19 @@ def test_an_index_that_would_be_late_is_not_made() -> None:
     assert build_checkpoints(pages(), namespaces, {0: 10}, lambda: next(asked) == 2) is None
     assert made == 3, "the rest is not looked at"
     assert build_checkpoints([StoredPages.of([page])], namespaces, {0: 1}) is not None
+
+
+def test_an_index_that_there_was_no_time_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    array, names = MemoryArray([2**20] * 2, seed=1), ["/ssd0/a", "/ssd1/b"]
+    monkeypatch.setattr(stripe_set, "build_checkpoints", lambda *_: None)
+    SsdTier(array, names, 4096).close([])
+    assert "the index of /ssd0/a, /ssd1/b was not written before the end" in caplog.text
+    caplog.clear()
+    monkeypatch.undo()
+    SsdTier(MemoryArray.from_images(array.images), names, 4096).close([])
+    assert not caplog.text
 
 
 def page(number: int, units: int, devices: int = 3) -> StoredPage:

@@ -372,6 +372,7 @@ def test_closing_when_devices_fall_silent_for_the_checkpoint(silent) -> None:
     one.array.silence(2)
     one.waits(lambda: one.stripes.close([page]))()
     assert one.waited < 2 * STALL
+    assert one.stripes.not_indexed == {1, 2}
     one.array.answer()
     while one.array.in_flight:
         one.array.reap(1)
