@@ -122,7 +122,12 @@ FOUND = [
     Defect("a coded page gives back slots that it has given back", StripePlaces, "hold", "if units < room:",
            "if False:"),
     Defect("a page that is decoded is told to nobody", IoThread, "_coded", "self._outbox.append(transfer)", "pass"),
-    Defect("a page waits for coders that nobody wakes", Coders, "_begin", "self._wake.notify_all()", "pass"),
+    Defect("a page waits for coders that nobody wakes", Coders, "write", "self._wake.notify_all()", "pass"),
+    Defect("what coders have changed already is begun once more", IoThread, "enqueue",
+           "transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]\n"
+           "        self.coders.write(coded)",
+           "self.coders.write(coded)\n"
+           "        transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]"),
     Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=1290),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
            "self._io.post(self._table_writer.run)\n    return change.wait()", "return True"),

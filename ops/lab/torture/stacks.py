@@ -44,8 +44,8 @@ WAIT = 60.0
 LOOK = 0.0005
 #: 4 KiB pages: 2 layers x (K, V) x 4 tokens x 256 bytes.
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=256)
-#: Pages of three stripe units of 4 KiB, which most of them lie in two of where they are coded.
-OF_THREE_UNITS = PageGeometry(layers=3, planes=2, tokens=4, row_bytes=512)
+#: Pages of two and of three stripe units of 4 KiB, which most of them lie in one and two of where they are coded.
+OF_SEVERAL_UNITS = [PageGeometry(layers=3, planes=2, tokens=4, row_bytes=row_bytes) for row_bytes in (256, 512)]
 
 
 def namespace(**changes: Any) -> Namespace:

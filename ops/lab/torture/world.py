@@ -34,7 +34,7 @@ from .neighbours import Neighbourhood, Tormentor, slow_memory
 from .neighbours.device import TriedLanding
 from .plan import BORROWED, Job, Plan
 from .shared_store import shared_tier, unreliable_store
-from .stacks import GEOMETRY, OF_THREE_UNITS, check, memory_ssd, namespace, new_stack
+from .stacks import GEOMETRY, OF_SEVERAL_UNITS, check, memory_ssd, namespace, new_stack
 from .state import WorldState
 from .trouble import Lenders, Troublemaker
 
@@ -217,7 +217,8 @@ class World:
         with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
         with_ssd = with_ssd or self.plan.kind == "crash"
         behind = self._behind = self.plan.draw("filling").random() < 0.5
-        space = namespace(geometry=OF_THREE_UNITS if self.plan.coded else GEOMETRY)
+        units = self.plan.draw("units of a page")
+        space = namespace(geometry=units.choice(OF_SEVERAL_UNITS) if self.plan.coded else GEOMETRY)
         page = space.geometry.page_bytes
         ssd = None
         if with_ssd or not with_peer:

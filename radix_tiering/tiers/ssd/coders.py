@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -34,8 +35,7 @@ class Coders:
     """Any thread gives it pages, with the stripe set's lock; `done` is called on its own threads, without any."""
 
     def __init__(self, threads: int, done: Callable[[Transfer], None], runner: Runner) -> None:
-        """`threads` start with the first page that there is something to do for. `done(transfer)`: it is to be written,
-        coded or as it is, or has failed; or it is read, or has failed."""
+        """`done(transfer)`: it is to be written, coded or as it is, or has failed; or it is read, or has failed."""
         self._done = done
         self._lock = runner.lock()
         self._wake = runner.condition(self._lock)
@@ -44,11 +44,21 @@ class Coders:
         self._rooms: list[np.ndarray] = []  # memory for coded pages that nobody has
         self._lent = 0  # pages that have some, or may
         self._busy = 0  # pages that are here
-        self._started = self._ended = False
-        self._threads = [runner.thread(self._run, f"ssd-code-{number}") for number in range(threads)]
+        self._ended = False
         self._fault_logger = FaultLogger(logger)
         self.unit_bytes = 1  # set before the first page
         self.coded_pages = 0
+        # Where there is no memory for them, or no thread, is known before there is a page.
+        coders = [Coder() for _ in range(threads)]
+        self._threads = [
+            runner.thread(partial(self._run, coder), f"ssd-code-{number}") for number, coder in enumerate(coders)
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def busy(self) -> bool:
@@ -59,22 +69,23 @@ class Coders:
         """Code these, where that makes them smaller."""
         with self._lock:
             self._writes.extend(writes)
-            self._begin(len(writes))
+            self._busy += len(writes)
+            self._wake.notify_all()
 
     def read(self, read: PageRead) -> None:
         """Decode this one, which was read and verified."""
         with self._lock:
             self._reads.append(read)
-            self._begin(1)
+            self._busy += 1
+            self._wake.notify_all()
 
-    def _begin(self, pages: int) -> None:
-        """Lock held."""
-        self._busy += pages
-        if not self._started:
-            self._started = True
-            for thread in self._threads:
-                thread.start()
-        self._wake.notify_all()
+    def take_back(self) -> list[PageWrite]:
+        """Code nothing more of what waits: these, which are the caller's again."""
+        with self._lock:
+            left = list(self._writes)
+            self._writes.clear()
+            self._busy -= len(left)
+        return left
 
     def give_back(self, write: PageWrite) -> None:
         """A page has been written, or not. A device that still works on it writes what comes next there, but not the
@@ -95,12 +106,11 @@ class Coders:
         with self._lock:
             self._ended = True
             self._wake.notify_all()
-        if self._started:
-            for thread in self._threads:
+        for thread in self._threads:
+            if thread.is_alive():
                 thread.join()
 
-    def _run(self) -> None:
-        coder = Coder()
+    def _run(self, coder: Coder) -> None:
         while (transfer := self._next()) is not None:
             if isinstance(transfer, PageWrite):
                 self._encode(coder, transfer)

@@ -20,12 +20,14 @@ import zstandard
 
 from ...base.checksum import bytes_at
 from ...base.compiled import compiled
+from .layout import CODE_HEADER_BYTES
 
 CODE_MAGIC = b"SWFTCODE"
 #: How a page is coded: words of 16 bits whose exponents are a zstd frame.
 EXPONENTS = 1
 #: Magic, how it is coded, zeros, bytes of the page, bytes of the frame.
 _HEADER = struct.Struct("<8sIIQQ")
+assert _HEADER.size == CODE_HEADER_BYTES
 #: Exponents repeat as runs of one model's channels do, or not at all: long matches, found fast. Level 1 comes to the
 #: same bytes at a seventh of the pace.
 _PARAMETERS = zstandard.ZstdCompressionParameters(
@@ -105,9 +107,15 @@ class Coder:
             return False
         rest = self._room(words)
         rest[:] = page[_HEADER.size : begin]
+        frame = page[begin : begin + of_frame].data
         try:
-            exponents = self._decompressor.decompress(page[begin : begin + of_frame].data, max_output_size=words)
-        except zstandard.ZstdError:
+            # A frame may say how much it is, and so much would be made of it.
+            if zstandard.frame_content_size(frame) not in (-1, words):
+                return False
+            exponents = self._decompressor.decompress(frame, max_output_size=words)
+        except zstandard.ZstdError as error:
+            if "not enough memory" in str(error):
+                raise MemoryError from error
             return False
         if len(exponents) != words:
             return False

@@ -27,7 +27,6 @@ from .layout import (
     StoredPage,
     Superblock,
     stored_bytes,
-    unit_count,
     unit_length,
 )
 from .members import (
@@ -327,7 +326,7 @@ def _sound_pages(
             else np.zeros(0, dtype=RECORD_DTYPE)
             for device, records in found.items()
         }
-        assembly = assemble(sound, namespaces, lambda length: unit_count(length, members.unit_bytes))
+        assembly = assemble(sound, namespaces, members.unit_bytes)
         fresh = [page for page in assembly.pages if page.placement not in checked]
         if not verify_payload or not fresh:
             return assembly

@@ -172,11 +172,10 @@ class IoThread:
         self.pending += len(transfers)
         self._reading.update(transfer for transfer in transfers if not transfer.writing)
         if self.codes:
-            # A page of one unit cannot take fewer.
+            # A page of one unit cannot take fewer. Once they have others, coders change what is theirs.
             coded = [one for one in transfers if isinstance(one, PageWrite) and len(one.placement) > 1]
-            if coded:
-                self.coders.write(coded)
-                transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]
+            transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]
+            self.coders.write(coded)
         self._arrived += transfers
         self._wake.notify_all()
 
@@ -593,6 +592,9 @@ class IoThread:
             for write in self._write_queue:
                 self._write_begins(write)  # it is taken for an active one below
             self._write_queue.clear()
+            for write in self.coders.take_back():
+                write.lose_device(reason)
+                self._end(write)
             for transfer in self.units.all_pages:
                 if isinstance(transfer, PageRead) and not self.units.started(transfer):
                     transfer.outcome = ReadOutcome.CANCELLED

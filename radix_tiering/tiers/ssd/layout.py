@@ -196,6 +196,10 @@ def stored_bytes(length: int, units: int, unit_bytes: int) -> int:
     return length if units == unit_count(length, unit_bytes) else units * unit_bytes
 
 
+#: Bytes in front of a page that is coded; see `coding`. As many as half of it has follow, and some more.
+CODE_HEADER_BYTES = 32
+
+
 class Superblock(NamedTuple):
     """What one device says of itself and of its stripe set."""
 

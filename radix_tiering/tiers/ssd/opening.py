@@ -18,7 +18,7 @@ from .arrays.devices import DeviceArray
 from .blockio import Patience, sync_devices, write_blocks
 from .checkpoint import read_checkpoint
 from .device_state import DeviceState, Service
-from .layout import SUPERBLOCK_OFFSETS, Defect, Geometry, Superblock, unit_count
+from .layout import SUPERBLOCK_OFFSETS, Defect, Geometry, Superblock
 from .members import (
     Members,
     Probe,
@@ -176,7 +176,7 @@ def open_set(
     def pages_of(devices: Container[int]) -> StoredPages:
         go_on()
         ours = {device: of_device for device, of_device in records.items() if device in devices}
-        return assemble(ours, table.by_identifier(), lambda length: unit_count(length, members.unit_bytes)).pages
+        return assemble(ours, table.by_identifier(), members.unit_bytes).pages
 
     pages = pages_of(alive)
     go_on()

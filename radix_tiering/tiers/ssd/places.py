@@ -24,8 +24,8 @@ Units = TypeVar("Units", int, np.ndarray)
 #: Devices that a place can tell apart: one byte each.
 MOST_DEVICES = 256
 #: Units that there are numbers for, of whatever pages: the page table keeps the number of a place in 31 bits, and a
-#: page takes twelve words at most for each of its units.
-MOST_UNITS = (1 << 31) // 12
+#: page takes fourteen words at most for each of its units: one of two that is coded in one.
+MOST_UNITS = (1 << 31) // 14
 #: The first word of a run, unless it is free: this, the device of the first unit, and behind it the number of units,
 #: which alone is there where it is free.
 _TAKEN, _FIRST_AT = 1 << 31, 23

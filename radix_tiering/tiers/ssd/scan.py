@@ -16,6 +16,7 @@ from ...base.page import BLOCK_BYTES
 from .arrays.devices import DeviceArray, Operation, Request
 from .blockio import Patience, aligned_buffer, execute
 from .layout import (
+    CODE_HEADER_BYTES,
     HEADER_DTYPE,
     LAYOUT_VERSION,
     RECORD_BYTES,
@@ -140,10 +141,8 @@ class Assembly(NamedTuple):
     incomplete: list[tuple[int, int]]  # (device, slot) of units whose page is not whole
 
 
-def assemble(
-    found: Mapping[int, np.ndarray], namespaces: Mapping[int, NamespaceEntry], units: Callable[[int], int]
-) -> Assembly:
-    """Put units together to pages. `found`: records by device; `units`: page length -> stripe units.
+def assemble(found: Mapping[int, np.ndarray], namespaces: Mapping[int, NamespaceEntry], unit_bytes: int) -> Assembly:
+    """Put units together to pages. `found`: records by device.
 
     Units belong together if everything in their headers agrees, the digest of the whole page included. So even two
     sessions that used the same generation, each without the other's devices, can never be mixed.
@@ -169,7 +168,7 @@ def assemble(
     records, devices = ordered, devices[order]
     begins = _begins(_identities(records))
     counts = np.diff(begins, append=len(records))
-    whole = _are_whole(records, begins, counts, units)
+    whole = _are_whole(records, begins, counts, unit_bytes)
     of_whole = np.repeat(whole, counts)
     pages = StoredPages(
         records if of_whole.all() and len(begins) == len(records) else _taken(records, begins[whole]),
@@ -226,14 +225,16 @@ def _begins(identities: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.flatnonzero(changes) + 1])
 
 
-def _are_whole(records: np.ndarray, begins: np.ndarray, counts: np.ndarray, units: Callable[[int], int]) -> np.ndarray:
+def _are_whole(records: np.ndarray, begins: np.ndarray, counts: np.ndarray, unit_bytes: int) -> np.ndarray:
     """Which runs, sorted by unit, are of all units of a page: bool."""
-    lengths, which = np.unique(records["length"][begins], return_inverse=True)
-    wanted = np.array([units(int(length)) for length in lengths], np.int64)[which] if len(begins) else counts
+    lengths, held, unit = records["length"][begins], counts.astype(np.uint64), np.uint64(unit_bytes)
+    wanted = (lengths - np.uint64(1)) // unit + np.uint64(1)
+    # A page that is coded has fewer units than its length asks for, and half of it in them as it is.
+    coded = (held < wanted) & (lengths % np.uint64(2) == 0)
+    coded &= lengths // np.uint64(2) + np.uint64(CODE_HEADER_BYTES) < held * unit
     expected = np.arange(len(records)) - np.repeat(begins, counts)
     right = np.logical_and.reduceat(records["unit_index"] == expected, begins) if len(begins) else counts > 0
-    # A page that is coded has fewer units than its length asks for.
-    found: np.ndarray = right & (counts <= wanted) & (counts == records["unit_count"][begins])
+    found: np.ndarray = right & ((held == wanted) | coded) & (counts == records["unit_count"][begins])
     return found
 
 

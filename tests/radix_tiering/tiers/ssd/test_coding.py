@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, page_digest, round_up
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.tiers.ssd import Operation, StoredPage, StripeSet, WriteRequest
 from swift_tiers.radix_tiering.tiers.ssd import coders as coders_module
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.coders import Coders
 from swift_tiers.radix_tiering.tiers.ssd.coding import Coder
 from swift_tiers.radix_tiering.tiers.ssd.fsck import check
+from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKSUM_OFFSET, Geometry
+from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
+from swift_tiers.radix_tiering.tiers.ssd.transfers import PageWrite
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import DAMAGED, ReadOutcome
 
@@ -98,6 +106,21 @@ def test_what_was_not_coded_is_no_page_and_harms_nothing(data) -> None:
         assert len(found) == LENGTH
 
 
+def test_a_frame_that_says_it_is_more_than_the_page_is_not_decoded() -> None:
+    """Of four bytes zstd makes 128 KiB, and as many as a frame says, whatever one has room for."""
+    blocks = [struct.pack("<I", (number == 63) | 1 << 1 | (1 << 17) << 3)[:3] + b"\0" for number in range(64)]
+    frame = b"\x28\xb5\x2f\xfd" + bytes([0xC0, (17 - 10) << 3]) + struct.pack("<Q", 64 << 17) + b"".join(blocks)
+    assert len(zstandard.ZstdDecompressor().decompress(frame, max_output_size=LENGTH // 2)) == 64 << 17, "it would be"
+    head = struct.pack("<8sIIQQ", b"SWFTCODE", 1, 0, LENGTH, len(frame))
+    coded = np.frombuffer((head + bytes(LENGTH // 2) + frame).ljust(3 * UNIT, b"\0"), np.uint8)
+    with patch.object(zstandard, "ZstdDecompressor", lambda: pytest.fail("it was decoded")):
+        coder = Coder.__new__(Coder)
+        coder._scratch = np.empty(0, np.uint8)
+        page = np.zeros(4 * UNIT, np.uint8)
+        page[: len(coded)] = coded
+        assert not coder.decode(page, len(coded), LENGTH)
+
+
 # ---- a stripe set ----
 
 
@@ -151,12 +174,12 @@ def test_a_page_that_is_damaged_in_memory_is_not_written(rig) -> None:
 
 
 def begin_write(
-    rig, stripes: StripeSet, number: int, version: int, digest: bytes | None = None
+    rig, stripes: StripeSet, number: int, version: int, digest: bytes | None = None, length: int = LENGTH
 ) -> Callable[[], tuple[StoredPage | None, str]]:
     """Begin to write a page; how that has ended, once it has."""
-    data = aligned_buffer(round_up(LENGTH, BLOCK_BYTES))
-    data[:LENGTH] = rig.content(number, version, LENGTH)
-    placement = stripes.reserve(LENGTH)
+    data = aligned_buffer(round_up(length, BLOCK_BYTES))
+    data[:length] = rig.content(number, version, length)
+    placement = stripes.reserve(length)
     assert placement is not None
     came = threading.Event()
     answers: list[tuple[StoredPage | None, str]] = []
@@ -165,7 +188,7 @@ def begin_write(
         answers.append((stored, reason))
         came.set()
 
-    stripes.write_many([WriteRequest(rig.record(number, LENGTH), placement, data, done, digest)])
+    stripes.write_many([WriteRequest(rig.record(number, length), placement, data, done, digest)])
 
     def ended() -> tuple[StoredPage | None, str]:
         assert came.wait(WAIT)
@@ -301,3 +324,71 @@ def test_what_cannot_be_decoded_for_want_of_memory_is_still_there(rig, monkeypat
         patch.setattr(Coder, "_room", lambda coder, nbytes: np.empty(1 << 60, np.uint8))
         assert rig.read(stripes, stored)[0] is ReadOutcome.CANCELLED
     assert rig.holds(stripes, stored, 1, CODABLE)
+
+
+def test_a_page_that_is_coded_before_its_writes_are_all_handed_over_is_written_once(
+    rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two units it has one then, as pages have that are not coded at all."""
+    stripes = opened(rig, rig.memory(slots=16))
+    write = Coders.write
+
+    def slowly(coders: Coders, writes: Sequence[PageWrite]) -> None:
+        write(coders, writes)
+        wait_for(lambda: all(len(one.placement) == 1 for one in writes))
+
+    monkeypatch.setattr(Coders, "write", slowly)
+    ended = [begin_write(rig, stripes, number, CODABLE, length=UNIT + 2) for number in range(1, 6)]
+    for number, one in enumerate(ended, 1):
+        stored, _ = one()
+        assert stored is not None
+        assert len(stored.placement) == 1
+        assert rig.holds(stripes, stored, number, CODABLE)
+    wait_for(lambda: stripes.writing == (0, 0))
+    assert stripes.free_units == stripes.capacity_units - 5
+
+
+@pytest.mark.parametrize("failing", ["ssd-code-0", "ssd-code-1"])
+def test_a_thread_that_cannot_be_started_ends_the_opening(rig, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name == failing:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        StripeSet.open(rig.memory(), codes=True, coders=2)
+
+
+def test_what_waits_for_coders_is_answered_at_once_when_closing_gives_up(rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    stripes, gate = opened(rig, rig.memory(slots=16)), Gate(monkeypatch, "encode")
+    ended = [begin_write(rig, stripes, number, CODABLE) for number in range(1, 4)]
+    gate.wait()
+    closing = threading.Thread(target=stripes.close, args=((), 0.0))
+    closing.start()
+    assert [one()[0] for one in ended[1:]] == [None, None]
+    gate.open.set()
+    closing.join(WAIT)
+    assert ended[0]()[0] is None
+    assert stripes.free_units == stripes.capacity_units
+
+
+@pytest.mark.parametrize("length", [1 << 45, 1 << 63, UNIT + 1, 2 * UNIT - 62])
+def test_a_header_of_a_length_that_its_units_cannot_be_of_is_no_page(rig, length: int) -> None:
+    """Half of a page is in the units of one that is coded, and what is written of it before."""
+    array = rig.memory(devices=1)
+    stripes = opened(rig, array)
+    stored, other = rig.put(stripes, 1, NOISE, 8000), rig.put(stripes, 2, NOISE, 8000)
+    stripes.close(None)
+    at = Geometry.of(len(array.images[0]), UNIT).slot_offset(stored.placement[0][1])
+    block = bytearray(array.images[0][at : at + BLOCK_BYTES].tobytes())
+    block[128:136], block[136:144] = length.to_bytes(8, "little"), UNIT.to_bytes(8, "little")
+    block[CHECKSUM_OFFSET:] = page_digest(bytes(block[:CHECKSUM_OFFSET]))
+    array.images[0][at : at + BLOCK_BYTES] = np.frombuffer(bytes(block), np.uint8)
+    again = opened(rig, MemoryArray.from_images(array.images))
+    assert [page.record.key for page in again.recovered] == [other.record.key]
+    StripePlaces(THREADS).found(again.recovered, UNIT)
+    again.close(None)
+    check(MemoryArray.from_images(array.images), verify_payload=True)

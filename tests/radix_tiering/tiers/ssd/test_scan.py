@@ -64,7 +64,7 @@ def test_pages_are_made_of_units_that_agree_in_everything(
         made = assemble(
             {device: np.concatenate(records) for device, records in by_device.items()},
             NAMESPACES,
-            lambda length: length // UNIT,
+            UNIT,
         )
     finally:
         scan._ODD = before
