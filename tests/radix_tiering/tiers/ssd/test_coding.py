@@ -330,7 +330,8 @@ def test_a_page_that_is_coded_before_its_writes_are_all_handed_over_is_written_o
     rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two units it has one then, as pages have that are not coded at all."""
-    stripes = opened(rig, rig.memory(slots=16))
+    # A thread for each: one that has coded its page waits for the stripe set's lock, which is held meanwhile.
+    stripes = opened(rig, rig.memory(slots=16), coders=5)
     write = Coders.write
 
     def slowly(coders: Coders, writes: Sequence[PageWrite]) -> None:
