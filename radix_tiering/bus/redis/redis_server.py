@@ -22,6 +22,8 @@ MEMORY_BYTES = 256 * 2**20
 FILE_BYTES = 2**20
 #: How long a new Redis may take until it listens. It takes some 50 ms.
 START_SECONDS = 5.0
+#: ... and for one that was killed to have ended.
+END_SECONDS = 5.0
 
 _DIRECTORY_FIELD = "bus.directory"
 _SOCKET = "redis.sock"
@@ -103,7 +105,7 @@ class EmbeddedRedis:
         # Not SIGTERM: on that, Redis removes the file at its socket's name, which may be its successor's by now.
         self._process.kill()
         try:
-            self._process.wait(START_SECONDS)
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             pass  # stuck in the kernel; the next process that is started here reaps it
         self._process = None
