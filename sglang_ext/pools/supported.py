@@ -58,6 +58,11 @@ def check_modes(view: Any) -> None:
             view.enable_return_routed_experts,
             "the experts of a restored prefix are not kept in the tiers: remove one of the two",
         ),
+        (
+            "--enable-return-indexer-topk",
+            view.enable_return_indexer_topk,
+            "what the index picked of a restored prefix is not kept in the tiers: remove one of the two",
+        ),
         ("--kv-canary", view.kv_canary != "none", "a restored prefix has no canaries: remove one of the two"),
     ):
         if is_set:

@@ -175,6 +175,7 @@ def test_command_lines(model, tmp_path):
         "--enable-pdmux": [*ours, "--enable-pdmux"],
         "--use-ray": [*ours, "--use-ray"],
         "--enable-return-routed-experts": [*ours, "--enable-return-routed-experts"],
+        "--enable-return-indexer-topk": [*ours, "--enable-return-indexer-topk"],
         "--kv-canary": [*ours, "--kv-canary", "log"],
         "identity.weights": [*ours, "--swift-tiers-config", '{"identity": {"weights": "sampled"}}'],
         "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
