@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -94,8 +95,7 @@ def _nothing_outlives_its_file() -> Iterator[None]:
 def give_memory_back() -> None:
     """What worlds and models have had, and the allocator keeps in pieces: several GB after some thousand tests, beside
     which the servers of others find none."""
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if resident > MOST_KEPT:
+    if psutil.Process().memory_info().rss > MOST_KEPT:
         gc.collect()
         with contextlib.suppress(AttributeError):  # of glibc alone
             ctypes.CDLL(None).malloc_trim(0)

@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.base.units import Size, format_size
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.coding import Coder
-from swift_tiers.radix_tiering.tiers.ssd.layout import check_unit_bytes
+from swift_tiers.radix_tiering.tiers.ssd.layout import check_unit_bytes, unit_count
 from swift_tiers.sglang_ext.pools.device_pool import DevicePool, HostMemoryPool
 from swift_tiers.sglang_ext.pools.encoded_pool import EncodedPool
 
@@ -180,9 +180,14 @@ def _expected(model: Any, tokens: torch.Tensor, layers: Layers) -> torch.Tensor:
     return torch.log_softmax(logits.float(), -1)
 
 
+def _rows(layers: Layers) -> list[list[torch.Tensor]]:
+    """As a pool has them: [tokens, heads, dimensions] of each."""
+    return [[side[0].transpose(0, 1).contiguous() for side in layer] for layer in layers]
+
+
 def _through(layers: Layers, codec: str) -> tuple[Layers, DevicePool, tuple[float, float]]:
     """What is on the device after it was in a tier; the pool that it went through, and the seconds down and up."""
-    rows = [[side[0].transpose(0, 1).contiguous() for side in layer] for layer in layers]  # [tokens, heads, dimensions]
+    rows = _rows(layers)
     pool = HostMemoryPool(rows, PAGE_TOKENS) if codec == "none" else EncodedPool(rows, PAGE_TOKENS, codec)
     pages = np.arange(pool.pool_pages, dtype=np.int64)
     slab = np.zeros((len(pages), pool.geometry.stride_bytes), np.uint8)
@@ -200,20 +205,20 @@ def _through(layers: Layers, codec: str) -> tuple[Layers, DevicePool, tuple[floa
 
 
 def _coded_without_loss(coder: Coder, layers: Layers, stripe_unit: int) -> Lossless:
-    rows = [[side[0].transpose(0, 1).contiguous() for side in layer] for layer in layers]
+    rows = _rows(layers)
     pool = HostMemoryPool(rows, PAGE_TOKENS)
     numbers = np.arange(pool.pool_pages, dtype=np.int64)
     slab = np.zeros((len(numbers), pool.geometry.stride_bytes), np.uint8)
     pool.copy_out(numbers, slab, numbers)
     length = pool.geometry.page_bytes
-    blocks, whole = -(-length // BLOCK_BYTES), -(-length // stripe_unit)
+    blocks, whole = unit_count(length, BLOCK_BYTES), unit_count(length, stripe_unit)
     into, took, came, share, units = aligned_buffer(slab.shape[1]), 0.0, 0.0, 0.0, 0.0
     for stored in slab:
         page, began = stored[:length], time.perf_counter()
         coded = coder.encode(page, into, BLOCK_BYTES)
         took += time.perf_counter() - began
         share += (coded or blocks) / blocks
-        units += min(whole, -(-(coded or blocks) * BLOCK_BYTES // stripe_unit)) / whole
+        units += min(whole, unit_count((coded or blocks) * BLOCK_BYTES, stripe_unit)) / whole
         if coded:
             began = time.perf_counter()
             assert coder.decode(into, coded * BLOCK_BYTES, length), "what was coded is coded"
@@ -285,7 +290,7 @@ def _print(
 
 
 def _print_lossless(zstd: Lossless, page_bytes: int, stripe_unit: int) -> None:
-    whole = -(-page_bytes // stripe_unit)
+    whole = unit_count(page_bytes, stripe_unit)
     print(
         f"ssd.codec zstd, which loses nothing: {zstd.share:.3f} of a page, {zstd.units * whole:.1f} of {whole} stripe "
         f"units of {format_size(stripe_unit)}; {format_size(int(zstd.pace.down))}/s down and "

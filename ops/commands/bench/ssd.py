@@ -223,43 +223,34 @@ def _look_speed(paths: Sequence[Path], depth: int) -> float:
 
 def _scaling(folder: Path, file_bytes: int) -> dict[int, float]:
     """Bytes per second through stripe sets of 1 to 4 devices of this size, each throttled to `THROTTLE`."""
-    from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
-    from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
-
-    rates = {}
-    for count in range(1, FILES + 1):
-        paths = [folder / f"throttled{count}-{number}" for number in range(count)]
-        for path in paths:
-            create_device_file(path, file_bytes)
-        stripes, array = _open(open_array(paths))
-        pages = _fill(stripes)
-        stripes.close(pages)
-        array.close()
-        array = ThrottledArray(open_array(paths), THROTTLE)
-        stripes, _ = _open(array)
-        pages = stripes.recovered
-        rates[count] = sum(page.record.length for page in pages) / _read(stripes, pages, count)
-        stripes.close(pages)
-        array.close()
-    return rates
+    return {count: _throttled_rate(folder, f"throttled{count}", count, file_bytes) for count in range(1, FILES + 1)}
 
 
 def _coded_rate(folder: Path, file_bytes: int, codec: str) -> float:
     """Bytes of pages per second from as many devices, throttled so, that were written in this codec."""
+    return _throttled_rate(
+        folder, codec, FILES, file_bytes, codes=codec != "none", units=CODED_UNITS, content=_made_up_kv
+    )
+
+
+def _throttled_rate(
+    folder: Path, name: str, count: int, file_bytes: int, *, codes: bool = False, **of_pages: Any
+) -> float:
+    """Bytes of pages per second through a new stripe set of so many devices. `of_pages`: see `_fill`."""
     from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
     from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
 
-    paths = [folder / f"{codec}-{number}" for number in range(FILES)]
+    paths = [folder / f"{name}-{number}" for number in range(count)]
     for path in paths:
         create_device_file(path, file_bytes)
-    stripes, array = _open(open_array(paths), codes=codec != "none")
-    pages = _fill(stripes, units=CODED_UNITS, content=_made_up_kv)
+    stripes, array = _open(open_array(paths), codes=codes)
+    pages = _fill(stripes, **of_pages)
     stripes.close(pages)
     array.close()
     array = ThrottledArray(open_array(paths), THROTTLE)
     stripes, _ = _open(array)
     pages = stripes.recovered
-    rate = sum(page.record.length for page in pages) / _read(stripes, pages, FILES)
+    rate = sum(page.record.length for page in pages) / _read(stripes, pages, count)
     stripes.close(pages)
     array.close()
     return rate

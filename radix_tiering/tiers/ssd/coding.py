@@ -20,7 +20,7 @@ import zstandard
 
 from ...base.checksum import bytes_at
 from ...base.compiled import compiled
-from .layout import CODE_HEADER_BYTES
+from .layout import CODE_HEADER_BYTES, unit_count
 
 CODE_MAGIC = b"SWFTCODE"
 #: How a page is coded: words of 16 bits whose exponents are a zstd frame.
@@ -79,7 +79,7 @@ class Coder:
         """Write a page, uint8 [page bytes], to `into` in whole stripe units, zeros behind it; how many these are. 0
         where they are not fewer than the page itself takes, and what is in `into` then means nothing."""
         length, words = len(page), len(page) // 2
-        most = (-(-length // unit_bytes) - 1) * unit_bytes
+        most = (unit_count(length, unit_bytes) - 1) * unit_bytes
         begin = _HEADER.size + words
         if length % 2 or begin >= most:
             return 0
@@ -91,7 +91,7 @@ class Coder:
             return 0
         into[: _HEADER.size] = np.frombuffer(_HEADER.pack(CODE_MAGIC, EXPONENTS, 0, length, len(frame)), np.uint8)
         into[begin:end] = frame
-        units = -(-end // unit_bytes)
+        units = unit_count(end, unit_bytes)
         into[end : units * unit_bytes] = 0
         return units
 

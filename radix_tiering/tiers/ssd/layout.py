@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -116,6 +116,8 @@ RECORD_DTYPE = np.dtype(
 WRITE_IDENTITY = struct.Struct("<QQIIII32s32s16s")
 RECORD_BYTES = RECORD_DTYPE.itemsize
 
+#: One number, or many.
+Count = TypeVar("Count", int, np.ndarray)
 #: Where each unit of a page lies: (device, slot), in the order of the units.
 Placement = tuple[tuple[int, int], ...]
 
@@ -180,8 +182,8 @@ def check_unit_bytes(unit_bytes: int) -> None:
         raise ConfigError(f"unit_bytes is {unit_bytes}: choose a positive multiple of {BLOCK_BYTES}, such as 262144")
 
 
-def unit_count(length: int, unit_bytes: int) -> int:
-    """Stripe units of a page of `length` bytes."""
+def unit_count(length: Count, unit_bytes: int) -> Count:
+    """Stripe units of a page of `length` bytes, or of many: int64."""
     return -(-length // unit_bytes)
 
 

@@ -10,16 +10,13 @@ bytes and one of nine 72, or 16 more. A run that is free again waits for a page 
 from __future__ import annotations
 
 from array import array as packed
-from typing import TypeVar
 
 import numpy as np
 
 from ...base.page import PageRecord
 from ...base.runner import Runner
-from .layout import DIGEST_BYTES, Placement, StoredPage
+from .layout import DIGEST_BYTES, Count, Placement, StoredPage, unit_count
 from .stored_pages import StoredPages
-
-Units = TypeVar("Units", int, np.ndarray)
 
 #: Devices that a place can tell apart: one byte each.
 MOST_DEVICES = 256
@@ -75,7 +72,7 @@ class StripePlaces:
 
     def _found(self, pages: StoredPages, unit_bytes: int) -> np.ndarray:
         # As for pages that are not coded, which may come there later.
-        room = -(-pages.records["length"].astype(np.int64) // unit_bytes)
+        room = unit_count(pages.records["length"].astype(np.int64), unit_bytes)
         sizes = _SLOTS + room + _words(room) + self._landing
         ends = np.cumsum(sizes)
         begins = ends - sizes
@@ -234,6 +231,6 @@ def _generation(run: packed[int]) -> int:
     return run[_GENERATION] | run[_GENERATION + 1] << 32
 
 
-def _words(units: Units) -> Units:
+def _words(units: Count) -> Count:
     """Words that the devices of so many units take, but for the first one's."""
     return (units + 2) // 4

@@ -70,10 +70,10 @@ class SsdTier(Tier):
         """`paths` name the devices to people. A set that exists keeps its own stripe unit.
 
         `verifiers`: threads that check what was read, beside the one that reads. `codes`, `coders`: see
-        `StripeSet.open`. `stall_seconds`: a device that leaves
-        a request unanswered so long goes out of service, or is left out on opening if others can serve. `behind`: what
-        the devices have is read by `open`; before, this tier has nothing and takes nothing. `make_device`: see
-        `DeviceFiles.make`; None for a tier that no device can be added to.
+        `StripeSet.open`. `stall_seconds`: a device that leaves a request unanswered so long goes out of service, or is
+        left out on opening if others can serve. `behind`: what the devices have is read by `open`; before, this tier
+        has nothing and takes nothing. `make_device`: see `DeviceFiles.make`; None for a tier that no device can be
+        added to.
 
         Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
         """

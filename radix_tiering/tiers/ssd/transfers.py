@@ -105,7 +105,7 @@ class PageWrite:
     """A page being written."""
 
     __slots__ = (
-        "coded", "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length",
+        "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length",
         "memory", "needless", "placement", "record", "room", "row", "stored",
     )  # fmt: skip
     writing = True
@@ -126,18 +126,20 @@ class PageWrite:
         self.memory = NOWHERE
         self.failure = ""
         self.stored: StoredPage | None = None  # once it is written
-        self.coded = False
         self.room: np.ndarray | None = None  # in which it is coded, of `Coders`
         self.needless: Placement = ()  # what it does not take of its places, coded
 
     def lie_coded(self, room: np.ndarray, units: int, unit_bytes: int, digest: bytes) -> None:
         """It is written as what is in so many units of `room`, in the first of its places. Before it enters."""
-        self.coded = True
         self.room = room
         self.length = units * unit_bytes
         self.data = room[: self.length]
         self.identity = coded_identity(self.identity, units, digest)
         self.placement, self.needless = self.placement[:units], self.placement[units:]
+
+    @property
+    def coded(self) -> bool:
+        return self.room is not None
 
     @property
     def failed(self) -> bool:
