@@ -54,6 +54,7 @@ def tree_overrides() -> tuple[Override, ...]:
         "tell what a donor keeps of all that is",
     )
     waits, ends = "let requests wait for their pages without blocking others", "keep nothing for a request that is over"
+    beams = "leave nothing of a beam search whose load has failed"
     session = "sglang.srt.session.streaming_session.StreamingSession"
     request = "sglang.srt.managers.schedule_batch.Req"
     return (
@@ -70,6 +71,13 @@ def tree_overrides() -> tuple[Override, ...]:
         ),
         Override(f"{tree}.check_prefetch_progress", ("self", "request"), waits),
         Override(f"{tree}.pop_prefetch_loaded_span", ("self", "request"), "count what came from storage"),
+        Override(f"{tree}.finish_external_linker_loads", ("self", "reqs"), ends),
+        Override(
+            "sglang.srt.beam_search.fork.free_member_rows",
+            ("group", "req_to_token_pool", "token_to_kv_pool_allocator"),
+            beams,
+        ),
+        Override("sglang.srt.beam_search.coordinator.BeamCoordinator.retire_group", ("self", "req"), beams),
         Override(f"{tree}.checkpoint", ("self", "req", "up_to", "kwargs"), ends),
         Override(f"{tree}.on_release", ("self", "req", "checkpointed"), ends),
         Override(f"{tree}.claim_kv_row", ("self", "req"), ends),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from sglang.srt.beam_search.fork import free_member_rows
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -28,7 +29,7 @@ from .admission import Admission
 from .keeping_cache import KeepingRadixCache
 from .layer_wise import LayerWise
 from .linker import NodeTransfer, SwiftLinker, kv_transfer
-from .request import TieredRequest, TieringStage, why_whole
+from .request import TieredRequest, TieringStage, images_of, why_whole
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
@@ -53,6 +54,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         #: Why every request needs its prefix whole before it is computed; empty: pages may come up between two chunks.
         self.whole = "the scheduler is not complete"
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
+        #: Whether tokens of an image see those behind them, in a forward that computes all of the image.
+        self.images_whole = False
         #: Whether SGLang asks for a chunked request in each round; else its pages would be asked for too late.
         self.asked_each_round = True
         self._matching: TieredRequest | None = None  # the request that match() is working on
@@ -124,6 +127,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             restarts=restarts,
             number=number or self._arrived,
         )
+        if self.images_whole:
+            request.images = images_of(req)
         # At least one token is computed. SGLang's match leaves that out, but for those by which it orders requests.
         reusable = req._compute_max_prefix_len(len(req.origin_input_ids) + len(req.output_ids)) - device_length
         most = max(0, reusable) // self.cache.page_size
@@ -418,6 +423,8 @@ class SwiftRadixCache(KeepingRadixCache):
         self.chunk_taken: Callable[[], bool] = lambda: True
         #: Told that there is room on the device that there was not: pages may be evicted, or lent ones are back.
         self.room_made: Callable[[], None] = lambda: None
+        #: Told that a request that is a beam search has ended, but for its rows, which are free by then.
+        self.group_ended: Callable[[Any], None] = lambda req: None
         self._not_locked: tuple[ComponentType, ...] = ()
         super().__init__(params)
 
@@ -482,6 +489,21 @@ class SwiftRadixCache(KeepingRadixCache):
         return False
 
     # ---- ends ----
+
+    def finish_external_linker_loads(self, reqs: list[Any]) -> list[Any]:
+        """The loads of a batch are over. SGLang tells the tree of no other end of the prefill of those who never enter
+        it, and forgets the rows that it has given to a beam search where its load has failed."""
+        failed: list[Any] = super().finish_external_linker_loads(reqs)
+        if self.linker is None:
+            return failed
+        for req in failed:
+            if req.beam_group is not None:
+                free_member_rows(req.beam_group, self.req_to_token_pool, self.token_to_kv_pool_allocator)
+                self.group_ended(req)
+        for req in reqs:
+            if req.skip_radix_cache_insert and self.linker.on_course(req) is None:
+                self.linker.end(self.linker.of(req))
+        return failed
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)

@@ -65,6 +65,7 @@ class TieredRequest:
         "given_up",
         "hashes",
         "heard",
+        "images",
         "key",
         "loads_ahead",
         "lost_ahead",
@@ -106,6 +107,7 @@ class TieredRequest:
         self.evictions = evictions  # device evictions until then
         self.restarts = restarts  # how often it began anew
         self.number = number  # of those that have arrived: the same on every rank
+        self.images: Sequence[tuple[int, int]] = ()  # tokens `[begin, end)` that are of no use without each other
         self.tail: Sequence[str] = ()  # page hashes behind its prefix on the device, when it arrived
         self.state_pages = 0  # of its restore, behind those of the tail: of the state that the model keeps behind them
         self.hashes: tuple[int, Sequence[str]] = (0, ())  # page hashes of its prompt, from this page (from 0) on
@@ -221,7 +223,15 @@ class TieredRequest:
         if self.state_pages:
             # Of use with its state alone, which is that behind the last page.
             present = len(self.tail) if present == len(self.tail) + self.state_pages else 0
-        return max(0, min(len(hashes), present - offset))
+        return max(0, self._between_images(min(offset + len(hashes), present)) - offset)
+
+    def _between_images(self, pages: int) -> int:
+        """So many pages of its restore, or fewer, that end inside no image."""
+        page_tokens: int = self.stack.namespace.geometry.tokens
+        for begin, end in reversed(self.images):  # what ends before one may end inside the one before that
+            if begin < (self.device_pages + pages) * page_tokens < end:
+                pages = begin // page_tokens - self.device_pages
+        return pages
 
     def places(self, hashes: Sequence[str]) -> tuple[int, Places]:
         """Where these pages lie, and the number of the first of them in the restore. Raises RuntimeError where they are
@@ -368,6 +378,14 @@ def why_all_whole(scheduler: Any, pool: DevicePool) -> str:
     if pool.drafts:
         return "a model drafts for it, from all of its prefix"
     return ""
+
+
+def images_of(req: Any) -> list[tuple[int, int]]:
+    """Tokens `[begin, end)` of each image in a prompt, in their order."""
+    if req.multimodal_inputs is None:
+        return []
+    images = (item for item in req.multimodal_inputs.mm_items if item.is_image())
+    return sorted((begin, last + 1) for image in images for begin, last in image.offsets)
 
 
 def why_whole(req: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
-from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage
+from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage, images_of
 
 HASHES = [f"{page:02x}" for page in range(4)]
 
@@ -23,6 +24,7 @@ class Restores:
     def __init__(self) -> None:
         self.held: list[Any] = []
         self.split: list[Any] = []
+        self.namespace = SimpleNamespace(geometry=SimpleNamespace(tokens=16))
         self.broken = ""
         self.told: list[str] = []
         self.events = SimpleNamespace(emit=lambda what, **_: self.told.append(what))
@@ -115,6 +117,45 @@ def test_one_that_is_given_up_on_its_course_computes_the_rest() -> None:
     assert not stack.held
     request.take(Step(3, 4))
     assert request.stage is TieringStage.TAKEN
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=12).filter(lambda lengths: len(lengths) % 2 == 0),
+    st.integers(0, 3),
+    st.integers(0, 16),
+    st.sampled_from([1, 4, 16]),
+)
+def test_what_is_promised_ends_inside_no_image(gaps: list[int], device_pages: int, held: int, page: int) -> None:
+    """But between two of them, or before the first: as far as it can."""
+    bounds = list(itertools.accumulate(gaps))
+    images = list(zip(bounds[::2], bounds[1::2], strict=True))
+    stack: Any = Restores()
+    stack.namespace = SimpleNamespace(geometry=SimpleNamespace(tokens=page))
+    stack.restorer.present = lambda restore, front: held
+    hashes = [f"{number:02x}" for number in range(16)]
+    request = TieredRequest("r", stack, {}, RequestFacts(), device_pages=device_pages)
+    request.begin(hashes)
+    request.images = images
+
+    def cuts(pages: int) -> bool:
+        return any(begin < (device_pages + pages) * page < end for begin, end in images)
+
+    best = max((pages for pages in range(held + 1) if not cuts(pages)), default=0)
+    for first in (0, 3):
+        assert request.promised(hashes[first:]) == max(0, best - first)
+
+
+def test_images_are_found_in_a_prompt_by_where_their_tokens_are() -> None:
+    def item(is_image: bool, *offsets: tuple[int, int]) -> Any:
+        return SimpleNamespace(is_image=lambda: is_image, offsets=list(offsets))
+
+    items = [item(True, (30, 39)), item(False, (0, 3)), item(True, (5, 9), (12, 12))]
+    assert images_of(SimpleNamespace(multimodal_inputs=SimpleNamespace(mm_items=items))) == [
+        (5, 10),
+        (12, 13),
+        (30, 40),
+    ]
+    assert not images_of(SimpleNamespace(multimodal_inputs=None))
 
 
 @pytest.mark.parametrize("broken", ["step", "take", "poll", "split"])

@@ -54,13 +54,20 @@ class StepScheduler:
     def cache(self) -> Any:
         return self.scheduler.tree_cache
 
-    def add(self, token_ids: list[int], max_new_tokens: int = 4, rid: str | None = None, **fields: Any) -> Any:
+    def add(
+        self,
+        token_ids: list[int],
+        max_new_tokens: int = 4,
+        rid: str | None = None,
+        beam_width: int | None = None,
+        **fields: Any,
+    ) -> Any:
         """Queue a request; returns SGLang's `Req`."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_new_tokens=max_new_tokens, ignore_eos=True)
+        sampling = SamplingParams(temperature=0, max_new_tokens=max_new_tokens, ignore_eos=True, beam_width=beam_width)
         sampling.normalize(None)
         rid = rid or uuid.uuid4().hex
         request = TokenizedGenerateReqInput(
