@@ -23,6 +23,8 @@ PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", {
     "SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1",
 }  # fmt: skip
 TURNS = 14
+#: What a state is made of.
+KINDS = ("recurrent", "convolution")
 #: Prompts, and how many tokens they have: one that is computed in one piece, and one in two.
 QUESTIONS = {"in one chunk": prompt(201, 150), "in two chunks": prompt(202, 300)}
 
@@ -52,14 +54,14 @@ def turns_from(s, place):
 
 
 @contextmanager
-def loading_zero_states(states):
+def loading_zero_states(states, kind):
+    """Of that kind, in the order in which a pool has them."""
     copy_in = states.copy_in
 
     def zeroed(slot, slab, slots, after=()):
         copy_in(slot, slab, slots, after)
-        for group in states.groups:
-            for plane in group.flat:
-                plane[slot] = 0
+        for plane in states.groups[kind].flat:
+            plane[slot] = 0
 
     states.copy_in = zeroed
     try:
@@ -69,17 +71,38 @@ def loading_zero_states(states):
 
 
 def turn_over_zeros(s, part):
-    """Where what is loaded is zeroed: the state, or the KV."""
+    """Where a part of what is loaded is zeroed: of the state, or the KV."""
     name, pool = "in one chunk", s.linker.pool
     forget(s)
     turn = turn_after(s, name)
     leave_in(s, "host")
-    with loading_zeros(pool, "layers") if part == "KV" else loading_zero_states(pool.states):
+    with loading_zeros(pool, "layers") if part == "KV" else loading_zero_states(pool.states, KINDS.index(part)):
         req = s.add(turn, ANSWER)
         s.run()
     assert s.details(req)["host"] > 0
     forget(s)
     return list(req.output_ids)
+
+
+def turns_at_once(s, place, fails):
+    """The answers to both turns, and to a prompt that nobody has, which are asked for at once; `fails`: once, what is
+    loaded for them cannot be copied. How they end."""
+    forget(s)
+    turns = [turn_after(s, name) for name in QUESTIONS]
+    leave_in(s, place)
+    states, copy_in = s.linker.pool.states, s.linker.pool.states.copy_in
+
+    def failing(*_):
+        states.copy_in = copy_in
+        raise OSError("injected")
+
+    if fails:
+        states.copy_in = failing
+    asked = [s.add(one, ANSWER) for one in (*turns, prompt(460, 90))]
+    s.run()
+    assert states.copy_in == copy_in, "nothing was loaded"
+    quiet(s)
+    return [(type(one.finished_reason).__name__, list(one.output_ids)) for one in asked]
 
 
 def turns_that_stay(s):
@@ -248,6 +271,15 @@ def test_turns_are_answered_as_ever_from_every_tier(tiers, expected, place):
         assert details[place] == sum(details.values()) > 0
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["served", "one load fails"])
+def test_turns_that_come_at_once_are_answered_as_ever_or_not_at_all(tiers, expected, fails):
+    *turns, other = tiers(turns_at_once, "host", fails)
+    assert other[0] == "FINISH_LENGTH"
+    for (how, answer), right in zip(turns, expected.values(), strict=True):
+        assert answer == ([] if how == "FINISH_ABORT" else right)
+    assert ("FINISH_ABORT" in [how for how, _ in turns]) == fails
+
+
 def test_a_server_whose_offloads_lag_goes_on(tiers):
     answers, waiting = tiers(more_prompts_than_slots)
     assert answers == [2] * 40
@@ -277,7 +309,7 @@ def test_a_prompt_that_nobody_has_is_missed(tiers):
     assert tiers(misses_of_a_new_prompt) == 10
 
 
-@pytest.mark.parametrize("part", ["state", "KV"])
+@pytest.mark.parametrize("part", [*KINDS, "KV"])
 def test_answers_depend_on_what_is_loaded(tiers, expected, part):
     assert tiers(turn_over_zeros, part) != expected["in one chunk"], "the test above would prove nothing"
 

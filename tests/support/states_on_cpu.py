@@ -95,6 +95,7 @@ def mamba_chunk_scan_combined(
     B: torch.Tensor,
     C: torch.Tensor,
     *,
+    chunk_size: int,
     D: torch.Tensor,
     dt_bias: torch.Tensor,
     cu_seqlens: torch.Tensor,
@@ -104,26 +105,30 @@ def mamba_chunk_scan_combined(
     track_seq_idx: torch.Tensor | None = None,
     track_end_locs: torch.Tensor | None = None,
     **_: Any,
-) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The states before each chunk of the batch, those behind each of its sequences, and those before the tokens
+    `track_end_locs`: SGLang keeps some of them as states of prefixes."""
     heads, dimensions = x.shape[2:]
     each = heads // B.shape[2]
     steps = functional.softplus(dt[0].float() + dt_bias.float())
     decays = torch.exp(steps * A.float())
     inputs, to_state, from_state = x[0].float(), *(m[0].float().repeat_interleave(each, 1) for m in (B, C))
-    last, after = [], {}
+    last, before = [], {}
     bounds = cu_seqlens.tolist()
     for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
         state = torch.zeros(heads, dimensions, B.shape[3]) if initial_states is None else initial_states[row].float()
+        before[begin] = state
         for token in range(begin, end):
             state = _step(state, decays[token], steps[token], inputs[token], to_state[token])
             seen = (state * from_state[token][:, None, :]).sum(-1)
             out[0, token] = (seen + D.float()[:, None] * inputs[token]).to(out.dtype)
-            after[token + 1] = state
+            before[token + 1] = state
         last.append(state)
     tracked = None
     if track_end_locs is not None and len(track_end_locs):
-        tracked = torch.stack([after[end] for end in track_end_locs.tolist()]).to(state_dtype)
-    return None, torch.stack(last).to(state_dtype), tracked
+        tracked = torch.stack([before[token] for token in track_end_locs.tolist()])[None].to(state_dtype)
+    chunks = torch.stack([before[token] for token in range(0, bounds[-1] + 1, chunk_size)])[None].to(state_dtype)
+    return chunks, torch.stack(last).to(state_dtype), tracked
 
 
 def selective_state_update(
