@@ -96,6 +96,11 @@ def tree_overrides() -> tuple[Override, ...]:
         Override(f"{tree}.get_prefix_hash_values", ("self", "node_id"), "name the pages before a node"),
         Override(f"{tree}.mamba_evictable_size", ("self",), "leave SGLang slots for the states that it needs"),
         Override(f"{tree}.evictable_size", ("self",), "store what waits where the device has room for it meanwhile"),
+        Override(
+            f"{tree}.evict_for_alloc",
+            ("self", "params", "allocation_reclaim_satisfied"),
+            "copy nothing out that would cost a request its room",
+        ),
         Override(f"{tree}.path_device_indices", ("self", "node"), "offer again what the tiers have lost"),
         Override(f"{session}.will_lend_record", ("self", "req"), "leave turns of streaming sessions alone"),
         Override(f"{session}.borrowed_slot", ("self", "req"), "give none of a session's KV to another adapter's name"),

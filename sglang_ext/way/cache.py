@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from sglang.srt.beam_search.fork import free_member_rows
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
@@ -568,6 +568,25 @@ class SwiftRadixCache(KeepingRadixCache):
             self.sampler.shape.clear()
         for req in waiting:
             req.init_next_round_input(self, cow_mamba=False)
+
+    # ---- room ----
+
+    def evict_for_alloc(self, params: Any, **how: Any) -> Any:
+        """SGLang retracts requests, or ends them, where the device has no room for what they decode, and none that it
+        may evict. What waits to be copied out is a part of that. The same on every rank."""
+        wanted = self.token_to_kv_pool_allocator.available_size() + params.num_tokens
+        result = super().evict_for_alloc(params, **how)
+        lacks = wanted - self.token_to_kv_pool_allocator.available_size()
+        if lacks <= 0 or self.linker is None or not self.linker.pending_offloads:
+            return result
+        self.linker.cache_linker.make_room()
+        super().check_hicache_events()  # the answers
+        more = super().evict_for_alloc(EvictParams(num_tokens=lacks))
+        return EvictResult(
+            num_tokens_evicted=result.num_tokens_evicted + more.num_tokens_evicted,
+            swa_num_tokens_evicted=result.swa_num_tokens_evicted + more.swa_num_tokens_evicted,
+            mamba_num_evicted=result.mamba_num_evicted + more.mamba_num_evicted,
+        )
 
     # ---- telemetry of the device ----
 

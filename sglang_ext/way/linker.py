@@ -354,6 +354,11 @@ class SwiftLinker(UnifiedCacheLinker):
         return self.offloader.wait(timeout)
 
     @never_raises(lambda: None)
+    def make_room(self) -> None:
+        """The device has no room left: nothing of it is to be locked for being copied, if that can be."""
+        self.offloader.make_room()
+
+    @never_raises(lambda: None)
     def wait_copies(self) -> None:
         """Wait until nothing is copied out of the device any more, nor to it ahead of a batch. What has become of that
         is asked later, as ever."""

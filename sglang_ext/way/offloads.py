@@ -1,7 +1,8 @@
 """Copies out of the device: tree nodes, in the order in which they were accepted, on the thread "swift-offload".
 
 SGLang evicts no node before it has been answered for. So where the device's pool is short of room, no more than a part
-of it waits to be copied: the oldest beyond are answered as not stored, and their room is the device's.
+of it waits to be copied: the oldest beyond are answered as not stored, and their room is the device's. Where there is
+none at all, none waits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ STEP_PAGES = 64
 WAITING_SHARE = 0.1
 #: How long SGLang may have to wait for copies out of the device before they are given up, seconds.
 QUIESCE_SECONDS = 10.0
+#: How long SGLang may wait, where the device has no room left, for that of pages that are being copied, seconds:
+#: without it requests are retracted, or ended.
+ROOM_SECONDS = 1.0
 #: How often who waits for copies looks whether the thread still lives, seconds.
 WATCHDOG_SECONDS = 1.0
 
@@ -70,7 +74,7 @@ class Offloader:
     """Every accepted job gets one answer, in the order of acceptance, even if the thread dies over it.
 
         WAITING --(its turn)--> in hand --(copied, refused, failed)--> answered
-           |----------(too many wait)-------> passed over --(its turn)--> answered: not stored
+           |----(too many wait, no room)----> passed over --(its turn)--> answered: not stored
            '--------------------------------(forget)--------------------> given up
 
     A job that is no longer among the unanswered ones has been given up: it must not publish anything, since its device
@@ -94,6 +98,7 @@ class Offloader:
         self._results: deque[bool] = deque()
         self._answering = self._runner.condition()
         self._in_hand: Offload | None = None  # the thread works on it
+        self._cut_short: Offload | None = None  # the thread is to copy no more of it than what it is copying
         self._closed = False
         self._thread = self._spawn()
 
@@ -133,6 +138,17 @@ class Offloader:
             with self._answering:
                 self._answering.wait_for(lambda: not self._unanswered, min(left, WATCHDOG_SECONDS))
         return True
+
+    def make_room(self) -> None:
+        """The device needs the room of all that is to be copied. What is being copied is waited for, `ROOM_SECONDS` at
+        most, and once; the rest is answered as not stored."""
+        with self._answering:
+            while self._waiting:
+                self._waits_no_longer()
+            hangs = self._in_hand is not None and self._in_hand is self._cut_short
+            self._cut_short = self._in_hand
+        if not hangs:
+            self.wait(ROOM_SECONDS)
 
     def forget(self) -> None:
         """Nobody waits for any answer any more; jobs still under way publish nothing."""
@@ -246,6 +262,9 @@ class Offloader:
             with self._answering:
                 if not self._is_current(job):
                     return False  # it was given up: its device pages may be others', or no memory any more
+            if job is self._cut_short:
+                self._stack.intake.refuse_late(len(keys) - start)
+                return False
             step = keys[start : start + STEP_PAGES]
             put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace)
             rows: list[int] = []
@@ -268,7 +287,7 @@ class Offloader:
             if put.refused:
                 return False
             parent = step[-1]
-        if job.state is not None and keys:
+        if job.state is not None and keys and job is not self._cut_short:
             self._copy_state(job, job.state, keys[-1], job.depth + len(keys), now, job.namespace)
         return bool(keys)
 

@@ -111,7 +111,7 @@ FOUND = [
     Defect("a read to the device holds its places for good", DirectReads, "_end_some",
            "self._stripes.end_reading_beside(one.read.stored)", "pass"),
     Defect("a read to the device that fails keeps its slot", DirectReads, "_answer",
-           "self._landing.give_back(read.slot)", "pass", seed=200),
+           "self._landing.give_back(read.slot)", "pass", seed=300),
     Defect("the place of a page that was not written is kept", SsdTier, "_written",
            "self.places.free(write.place)", "pass"),
     Defect("slots of ssd are not given back", StripeSet, "release", "self._allocator.give_back(placement)", "pass"),
@@ -128,7 +128,7 @@ FOUND = [
            "        self.coders.write(coded)",
            "self.coders.write(coded)\n"
            "        transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]"),
-    Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=1290),
+    Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=255),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
            "self._io.post(self._table_writer.run)\n    return change.wait()", "return True"),
 ]  # fmt: skip
