@@ -124,11 +124,9 @@ def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
     linker = swift_linker(self.scheduler)
     if linker is None:
         return original(self, recv_req)
-    # It may capture CUDA graphs anew, which whatever another thread asks of the device meanwhile spoils.
     linker.wait_copies()
-    peer_side = linker.peer_side if getattr(recv_req, "recapture_cuda_graph", False) else None
     try:
-        with nullcontext() if peer_side is None else peer_side.still():
+        with linker.still() if getattr(recv_req, "recapture_cuda_graph", False) else nullcontext():
             return original(self, recv_req)
     finally:
         linker.weights_changed(device_emptied=_device_is_empty(self.scheduler))
@@ -277,6 +275,13 @@ def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **k
     if layer_wise is None or not layer_wise.expects(forward_batch):
         return original(self, forward_batch, *args, **kwargs)
     return layer_wise.forward(original, forward_batch)
+
+
+def around_recapture(original: Any, self: Any) -> None:
+    """SGLang captures its CUDA graphs anew, as its ranks have become others."""
+    layer_wise = getattr(self, "swift_layer_wise", None)
+    with nullcontext() if layer_wise is None else layer_wise.linker.still():
+        original(self)
 
 
 def before_model_architecture(model_config: Any) -> None:

@@ -29,6 +29,7 @@ from .hook_functions import (
     around_kv_pool_class,
     around_paged_allocator_class,
     around_prefetch,
+    around_recapture,
     around_release_memory,
     around_weight_session,
     around_weight_session_begin,
@@ -187,6 +188,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_batch_result,
             ("self", "batch", "result"),
             "learn what recomputing costs here",
+        ),
+        Hook(
+            "sglang.srt.model_executor.model_runner.ModelRunner._recapture_elastic_cuda_graphs",
+            HookType.AROUND,
+            around_recapture,
+            ("self",),
+            "leave the device alone while graphs are captured anew for ranks that have joined",
         ),
         Hook(
             "sglang.srt.model_executor.model_runner.ModelRunner._forward_raw",

@@ -200,6 +200,10 @@ class Tier(ABC):
         """Call `done` within these `answers` from now on. Before the first write or read."""
         self.answers = answers
 
+    def still(self) -> AbstractContextManager[object]:
+        """Within this no thread of the tier asks anything of a GPU. Waits for what is being done there."""
+        return nullcontext()
+
     def tell_costs(self, loaded: Callable[[int, float], None]) -> None:  # noqa: B027 - most tiers are read at once
         """Tell `loaded` the bytes and seconds of reads that no restore waited for. For a tier that tries what its cost
         is before a restore has to know."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -181,15 +181,9 @@ class PeerSide:
         if self.donation is not None:
             self.donation.tick()
 
-    @contextmanager
-    def still(self) -> Iterator[None]:
-        """Within this no thread of lent memory uses the device, whatever neighbours ask for."""
-        with ExitStack() as held:
-            if self.tier is not None:
-                held.enter_context(self.tier.still())
-            if self._server is not None:
-                held.enter_context(self._server.still())
-            yield
+    def still(self) -> AbstractContextManager[object]:
+        """Within this no thread of what is lent uses the device, whatever neighbours ask for."""
+        return nullcontext() if self._server is None else self._server.still()
 
     def request_arrived(self) -> None:
         """A request waits: the next round looks at what is needed."""

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 #: Models whose layers, computed one by one, leave what a whole forward leaves. SGLang made that for another purpose,
-#: and where it differs (Gemma 3 loses its residual, TeleFLM the scale of its embeddings) wrong KV would be kept.
+#: and where it differs (Gemma 3 loses its residual, TeleFLM the scale of its embeddings) wrong KV would be kept. See
+#: `tests/sglang_ext/test_layers_of_models.py`.
 COMPARED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -73,7 +74,7 @@ class LayerWise:
     def __init__(self, scheduler: Any, runner: Any, linker: SwiftLinker) -> None:
         self._cache = scheduler.tree_cache
         self._runner = runner
-        self._linker = linker
+        self.linker = linker
         self._layers = linker.pool.geometry.layers
         self._expected: Expected | None = None
         self.refused = why_never(scheduler, runner, self._layers)
@@ -83,7 +84,7 @@ class LayerWise:
         """Why `req` is not computed layer by layer; empty if it may be."""
         if self.refused:
             return self.refused
-        if self._linker.offloader.device_alone:
+        if self.linker.offloader.device_alone:
             return "the device verifies its pages, and needs them whole"
         if req.return_logprob or req.return_hidden_states:
             return "it wants to see more of its forward than tokens"
@@ -92,7 +93,7 @@ class LayerWise:
     def expect(self, request: TieredRequest, start: int, front: int) -> None:
         """The next forward is of this request alone: its pages behind the `front` that the device has, which are
         `start` tokens of its prompt."""
-        self._expected = Expected(request, start, front, (request.pages - front) * self._linker.pool.page_size)
+        self._expected = Expected(request, start, front, (request.pages - front) * self.linker.pool.page_size)
 
     def expects(self, batch: Any) -> bool:
         """Whether a `ForwardBatch` is the one that was announced; if another one comes, that one is forgotten, and
@@ -114,9 +115,9 @@ class LayerWise:
         """Run it. `original`: `ModelRunner._forward_raw`. The answer's logits mean nothing if it ended early."""
         expected, self._expected = self._expected, None
         assert expected is not None
-        self._linker.partly_computed()
-        layers = LayerCourse(self._layers, lambda: self._linker.loader.alive, self._linker.stack.runner)
-        copying, pace = Copying(self._linker, expected, layers, batch.out_cache_loc), Pace()
+        self.linker.partly_computed()
+        layers = LayerCourse(self._layers, lambda: self.linker.loader.alive, self.linker.stack.runner)
+        copying, pace = Copying(self.linker, expected, layers, batch.out_cache_loc), Pace()
         batch.forward_mode, output = ForwardMode.SPLIT_PREFILL, None
         try:
             while layers.computed < self._agree(copying):

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -365,6 +367,18 @@ class SwiftLinker(UnifiedCacheLinker):
         self.wait_offloads()
         for request in list(self.requests.values()):
             self.finish_ahead(request, wait=True)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within this no thread of ours asks anything of the device, so that CUDA graphs can be captured: they are
+        spoilt by whatever is. To be entered while no batch runs."""
+        self.wait_copies()
+        with ExitStack() as held:
+            for tier in self.stack.tiers.values():
+                held.enter_context(tier.still())
+            if self.peer_side is not None:
+                held.enter_context(self.peer_side.still())
+            yield
 
     @never_raises(lambda: None)
     def stop_offloads(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -272,6 +274,42 @@ def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog)
     assert "does not answer" in caplog.text
     assert not made.files.closed
     made.files.held.set()
+
+
+def test_the_device_is_left_alone_within_a_pause() -> None:
+    """What is being read is waited for; what comes meanwhile waits."""
+    made = Direct()
+    keys = made.left_on_ssd(*"abc")
+    restore = made.on_its_way(keys)
+    asked = made.files.reads
+    threading.Timer(0.01, made.files.held.set).start()
+    with made.stack.tiers["ssd"].still():
+        assert made.files.gets == made.files.reads == asked, "something is being read"
+        told: list[bytes | None] = []
+        page = content(chain("a")[0]).copy()
+        assert made.reads.learn(page, made.ssd.fingerprint(page), told.append)
+        time.sleep(0.01)
+        assert not told
+    assert settle(made.stack, restore).pages == 3
+    made.end(restore)
+    assert told == [made.landing.digest(page)]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_pause_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, caplog, hangs: bool) -> None:
+    monkeypatch.setattr(reads_module, "CLOSE_SECONDS", 0.05)
+    made = Direct()
+    restore = made.on_its_way(made.left_on_ssd(*"abc"))
+    if not hangs:
+        made.files.held.set()
+        settle(made.stack, restore)
+        close(made.stack)
+    with made.stack.tiers["ssd"].still():
+        assert ("does not answer" in caplog.text) == hangs
+    made.files.held.set()
+    if hangs:
+        settle(made.stack, restore)
+        made.end(restore)
 
 
 # ---- kvikio ----

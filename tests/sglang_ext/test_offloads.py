@@ -210,24 +210,33 @@ def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_lent_memory_is_still_while_graphs_are_captured(monkeypatch: pytest.MonkeyPatch, captures: bool) -> None:
+def test_all_is_still_while_graphs_are_captured_anew(monkeypatch: pytest.MonkeyPatch, captures: bool) -> None:
     order: list[str] = []
 
     @contextmanager
-    def still() -> Iterator[None]:
-        order.append("still")
+    def still(who: str) -> Iterator[None]:
+        order.append(f"{who} is still")
         yield
-        order.append("goes on")
+        order.append(f"{who} goes on")
 
-    linker = SimpleNamespace(
-        wait_copies=lambda: None, weights_changed=lambda **_: None, peer_side=SimpleNamespace(still=still)
-    )
+    linker = SwiftLinker.__new__(SwiftLinker)
+    linker.stack = SimpleNamespace(tiers={"peer": SimpleNamespace(still=lambda: still("tier"))})  # type: ignore[assignment]
+    linker.peer_side = SimpleNamespace(still=lambda: still("donor"))  # type: ignore[assignment]
+    monkeypatch.setattr(linker, "wait_copies", lambda: None)
+    monkeypatch.setattr(linker, "weights_changed", lambda **_: None)
     monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: linker)
     allocator = SimpleNamespace(available_size=lambda: 0)
     updater = SimpleNamespace(scheduler=SimpleNamespace(token_to_kv_pool_allocator=allocator, max_total_num_tokens=16))
     asked = SimpleNamespace(recapture_cuda_graph=captures)
     hook_functions.around_weights_update(lambda *_: order.append("updated"), updater, asked)
-    assert order == (["still", "updated", "goes on"] if captures else ["updated"])
+    within = ["tier is still", "donor is still", "updated", "donor goes on", "tier goes on"]
+    assert order == (within if captures else ["updated"])
+    del order[:]
+    runner = SimpleNamespace(swift_layer_wise=SimpleNamespace(linker=linker))
+    hook_functions.around_recapture(lambda _: order.append("updated"), runner)  # for ranks that have joined
+    assert order == within
+    hook_functions.around_recapture(lambda _: order.append("once"), SimpleNamespace())  # before there are tiers
+    assert order[-1] == "once"
 
 
 @pytest.mark.parametrize("fails", ["change_namespace", "unnamed_weights", "release", "clear"])

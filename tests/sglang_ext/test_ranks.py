@@ -64,7 +64,7 @@ class Rank:
         self.request.restore = restore if claim else None
         self.wrapper.admission = Admission(requests, self._all_reduce)
         self.layer_wise = LayerWise.__new__(LayerWise)
-        self.layer_wise._expected, self.layer_wise._linker = None, self.linker
+        self.layer_wise._expected, self.layer_wise.linker = None, self.linker
         self.wrapper.layer_wise = self.layer_wise
 
     def _answer(self, what: str, answer: Any) -> Any:

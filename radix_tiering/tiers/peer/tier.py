@@ -123,7 +123,7 @@ class PeerTier(LentMemory):
         self._worker.copier.answers = answers
 
     def still(self) -> AbstractContextManager[object]:
-        """Within this nothing is copied. Waits for what is being copied now. Leases go on."""
+        """Leases go on."""
         return self._worker.rounds
 
     @property

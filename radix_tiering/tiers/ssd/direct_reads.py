@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
 
 from ...base.page import round_up
 from ...base.repeats import FaultLogger
-from ...base.runner import THREADS, Empty, Runner
+from ...base.runner import THREADS, Empty, Flag, Runner
 from ...figures.counters import LinkCounters
 from ..host.landing import Landing
 from ..tier import ReadOutcome
@@ -53,6 +53,13 @@ class _Learn(NamedTuple):
     done: Callable[[bytes | None], None]
 
 
+class _Pause(NamedTuple):
+    """Between both nothing is asked of the device."""
+
+    begun: Flag
+    over: Flag
+
+
 class _UnderWay(NamedTuple):
     read: _Read
     units: list[UnitPlace] | None  # None: the page is not there any more
@@ -82,7 +89,8 @@ class DirectReads:
         self.link = LinkCounters()
         #: Reads by how they were answered; lessons "learnt" or "refused"; "faults": errors of ours, logged.
         self.counters: Counter[str] = Counter()
-        self._jobs = runner.queue()  # of reads and lessons, and None at the end
+        self._runner = runner
+        self._jobs = runner.queue()  # of reads, lessons and pauses, and None at the end
         self._lessons: deque[_Learn] = deque()
         self._under_way: deque[_UnderWay] = deque()
         self._learning = 0
@@ -119,6 +127,22 @@ class DirectReads:
             self._learning += 1
             self._jobs.put(_Learn(page, checksum, done))
             return True
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within this nothing is asked of the device. Waits for what has been, as long as the end does at most."""
+        pause = _Pause(self._runner.flag(), self._runner.flag())
+        with self._lock:
+            if self._closing:
+                pause.begun.set()
+            else:
+                self._jobs.put(pause)
+        if not pause.begun.wait(CLOSE_SECONDS):
+            logger.warning("swift-tiers: a device does not answer: its reads go on while the GPU is needed alone")
+        try:
+            yield
+        finally:
+            pause.over.set()
 
     def close(self) -> None:
         """Answer everything and end. What a device does not answer is left behind with the thread, and said. To be
@@ -161,11 +185,19 @@ class DirectReads:
             if job is None:
                 self._jobs.put(None)  # for the next look
                 return True
-            if isinstance(job, _Learn):
+            if isinstance(job, _Pause):
+                self._be_still(job)
+            elif isinstance(job, _Learn):
                 self._lessons.append(job)
             else:
                 self._under_way.append(self._begin(job))
         return False
+
+    def _be_still(self, pause: _Pause) -> None:
+        while self._under_way:
+            self._end_some()
+        pause.begun.set()
+        pause.over.wait()
 
     def _begin(self, read: _Read) -> _UnderWay:
         pending: list[PendingRead] = []

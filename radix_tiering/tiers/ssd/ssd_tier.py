@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,9 @@ class SsdTier(Tier):
         except BaseException:
             close_array(array, runner)
             raise
+
+    def still(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.direct is None else self.direct.still()
 
     def land_by(self, direct: DirectReads) -> None:
         """Let pages be read straight to landing memory. Closed with this."""
