@@ -133,8 +133,8 @@ _DRAFT_ARGUMENTS = (
 )  # fmt: skip
 #: Arguments that name small files that do.
 _SETTINGS = ("quantization_param_path", "rl_quant_profile")
-#: Arguments that name weights beside the model's.
-_OTHER_WEIGHTS = ("kt_weight_path", "modelopt_checkpoint_restore_path")
+#: Arguments that name weights beside the model's, or code that may change what layers compute.
+_OTHER_WEIGHTS = ("kt_weight_path", "modelopt_checkpoint_restore_path", "forward_hooks")
 
 
 def _settings_of(server_args: Any) -> dict[str, str]:

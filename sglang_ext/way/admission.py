@@ -30,12 +30,12 @@ class Admission:
         """`requests`: those that the tiers serve; `all_reduce(tensor, op)`: over the ranks that serve them."""
         self._requests = requests
         self._all_reduce = all_reduce
-        self._awaited = 0  # requests that had to wait, in this round
+        self._awaited: list[TieredRequest] = []  # had to wait, in this round
 
     def begin_round(self) -> None:
         """Find out, for the first that wait, at once, which of them have nothing to wait for on any rank: one
         collective in a round, if anybody waits."""
-        self._awaited = 0
+        self._awaited.clear()
         waiting = (one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed)
         some = list(itertools.islice(waiting, MOST_LOOKED_AT))
         if some:
@@ -53,11 +53,13 @@ class Admission:
             return True
         if request.computes and chunk_taken():
             return False  # it waits for its turn, and not for pages: what it would compute is not asked for
-        if self._awaited >= MAX_AWAITED and not request.computes:
+        if len(self._awaited) >= MAX_AWAITED and not request.computes:
             return False
+        if any(one is request for one in self._awaited):
+            return False  # SGLang asks twice where it would take others off the device for it
         (readiness,) = self._agree([request], [request.readiness()])
         if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and chunk_taken()):
-            self._awaited += 1
+            self._awaited.append(request)
             return False
         return True
 

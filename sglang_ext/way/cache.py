@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper, _PendingOffload
 
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.restore.flight import Step
 
 from ..build.least import least
@@ -417,6 +418,12 @@ class SwiftRadixCache(KeepingRadixCache):
     """The tree SGLang is given when swift-tiers is on."""
 
     def __init__(self, params: Any) -> None:
+        """Raises ConfigError where SGLang has switched its tree off, before any tier is opened."""
+        if params.disable:
+            raise ConfigError(
+                "--enable-swift-tiers: SGLang switches the radix cache off for this model, beneath which the tiers "
+                "lie, as it does for multimodal ones on the Transformers backend: set --model-impl sglang, or remove it"
+            )
         self.device_evictions = 0
         self.sampler: Sampler | None = None
         #: Whether SGLang is computing some request in chunks already; it can follow one only.

@@ -123,7 +123,7 @@ class SwiftLinker(UnifiedCacheLinker):
         self.loader: Loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
         self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
-        self._queued: dict[str, Load] = {}
+        self._queued: dict[object, Load] = {}  # by the request's id
         self._running: dict[int, list[Load]] = {}
         self._closed = False
         stack.planner.launch_blocks = pool.device.type == "cpu"
@@ -193,7 +193,14 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(lambda: False)
     def cancel_queued_load(self, rid: str) -> bool:
-        load = self._queued.pop(rid, None)
+        return self._cancel(rid)
+
+    def _cancel_all(self) -> None:
+        for whose in list(self._queued):
+            self._cancel(whose)
+
+    def _cancel(self, whose: object) -> bool:
+        load = self._queued.pop(whose, None)
         if load is None:
             return False
         if load.restore is not None:
@@ -230,8 +237,7 @@ class SwiftLinker(UnifiedCacheLinker):
     def _take_ignored(self, counter_index: int) -> str:
         """How a batch that has run has ignored its loads, if it has."""
         if self._queued:
-            for rid in list(self._queued):
-                self.cancel_queued_load(rid)
+            self._cancel_all()
             return "a batch ran whose loads were never begun"
         if counter_index in self._running and not self.loader.counter.was_awaited(counter_index):
             return "a forward ran that did not wait for what was loaded for it"
@@ -271,7 +277,7 @@ class SwiftLinker(UnifiedCacheLinker):
     def fail_with_batch(self, request: TieredRequest) -> None:
         """The batch that is about to run fails, since what was loaded ahead of it has not come whole."""
         request.lost_ahead = False
-        self._queued.setdefault(f"{request.rid} (failed)", Load(None, None, 0, Places.none(), _no_rows()))
+        self._queued[object()] = Load(None, None, 0, Places.none(), _no_rows())  # clients choose ids: none is this
 
     # ---- SGLang's linker interface: offload ----
 
@@ -393,8 +399,7 @@ class SwiftLinker(UnifiedCacheLinker):
         for index in list(self._running):
             if not at_end or self.loader.counter.is_over(index):
                 self._finish(index)
-        for rid in list(self._queued):
-            self.cancel_queued_load(rid)
+        self._cancel_all()
         for request in list(self.requests.values()):
             request.end()
         self.loader.counter.reset()

@@ -222,7 +222,8 @@ class TieredRequest:
         present = self.stack.restorer.present(self.restore, offset)
         if self.state_pages:
             # Of use with its state alone, which is that behind the last page.
-            present = len(self.tail) if present == len(self.tail) + self.state_pages else 0
+            whole = offset + len(hashes) >= len(self.tail) and present == len(self.tail) + self.state_pages
+            present = len(self.tail) if whole else 0
         return max(0, self._between_images(min(offset + len(hashes), present)) - offset)
 
     def _between_images(self, pages: int) -> int:

@@ -60,6 +60,14 @@ def test_who_computes_does_not_queue_behind_those_that_wait_for_their_pages(chun
     assert asked == [*waiting[1:], *first, waiting[0]], "those that wait for their turn wait for no pages"
 
 
+def test_who_is_asked_for_twice_in_a_round_is_counted_once() -> None:
+    asked: list[Any] = []
+    waiting = [request(Readiness.WAIT, Readiness.WAIT, asked) for _ in range(MAX_AWAITED)]
+    found = Round([one for one in waiting for _ in range(2)])
+    assert not found.admitted
+    assert asked == waiting
+
+
 def test_a_round_looks_at_so_many_only() -> None:
     asked: list[Any] = []
     ready = [request(Readiness.READY, Readiness.READY, asked) for _ in range(MOST_LOOKED_AT + 5)]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
 
 from support import forked
@@ -376,3 +377,11 @@ def test_a_changed_sglang_is_refused():
     assert "\n" not in str(caught.value)
     with pytest.raises(HookMismatchError, match="is missing"):
         check_hook(Hook(f"{target}_gone", HookType.AFTER, anything, (), "test"))
+
+
+def test_a_tree_that_sglang_has_switched_off_is_refused_before_a_tier_is_opened():
+    """As it does for multimodal models on the Transformers backend, whatever was asked for."""
+    from swift_tiers.sglang_ext.way.cache import SwiftRadixCache
+
+    with pytest.raises(ConfigError, match="--model-impl sglang"):
+        SwiftRadixCache(SimpleNamespace(disable=True))

@@ -397,6 +397,7 @@ def test_what_else_changes_kv_with_the_same_files_counts(names):
         {"modelopt_checkpoint_restore_path": "/restored"},
         {"model_loader_extra_config": '{"qlora_adapter_name_or_path": "owner/adapter"}'},
         {"model_loader_extra_config": {"presharded_path": "/dump"}},
+        {"forward_hooks": [{"target_modules": ["model.layers.0"], "hook_factory": "theirs:make"}]},
     ):
         assert loading(**given) != loading(**given), "nobody has looked at what lies there"
 

@@ -145,6 +145,16 @@ def test_what_is_promised_ends_inside_no_image(gaps: list[int], device_pages: in
         assert request.promised(hashes[first:]) == max(0, best - first)
 
 
+@pytest.mark.parametrize(("asked", "promised"), [(HASHES, 4), (HASHES[1:], 3), (HASHES[:3], 0), (HASHES[1:3], 0)])
+def test_a_prefix_is_promised_with_its_state_or_not_at_all(asked: list[str], promised: int) -> None:
+    """That is of all pages: behind fewer of them it would be another's."""
+    stack: Any = Restores()
+    stack.restorer.present = lambda restore, front: len(HASHES) + 2
+    request = waiting(stack, {})
+    request.state_pages = 2
+    assert request.promised(asked) == promised
+
+
 def test_images_are_found_in_a_prompt_by_where_their_tokens_are() -> None:
     def item(is_image: bool, *offsets: tuple[int, int]) -> Any:
         return SimpleNamespace(is_image=lambda: is_image, offsets=list(offsets))
