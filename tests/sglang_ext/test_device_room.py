@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.scheduler_process import SchedulerProcess
+from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import RUN_SECONDS, prompt, quiet, token_wise
 
 #: Of the device's pool, which has room for less than both prompts and answers beside what waits; SGLang admits the
@@ -55,13 +55,14 @@ def alone(s) -> list[list[int]]:
     return [s.generate(one, ANSWER) for one in ASKED]
 
 
-def decoding_into_what_waits(s, hangs: bool) -> tuple[list[list[int]], list[bool], int]:
+def decoding_into_what_waits(s, hangs: bool, waits: bool = True) -> tuple[list[list[int]], list[bool], int]:
     """The answers of requests that decode beyond the room which is left by pages that are to be copied out, whether
     they were retracted, and the pages that had been copied by then or by their end."""
     s.empty_memory()
     s.linker.stack.flush(memory=True, durable=True)
     retracted, copied = [False, False], 0
     with Copies(s, hangs) as copies:
+        copies.open = not waits
         for seed, length in ((1, 1000), (2, 300)):
             s.generate(prompt(seed, length), 2)
         asked = [s.add(one, ANSWER) for one in ASKED]
@@ -76,9 +77,24 @@ def decoding_into_what_waits(s, hangs: bool) -> tuple[list[list[int]], list[bool
     return [list(req.output_ids) for req in asked], retracted, copied
 
 
+def where_pages_wait_on_one_rank(s) -> tuple[list[list[int]], list[bool]]:
+    """Likewise, the first one."""
+    from sglang.srt.runtime_context import get_parallel
+
+    waits = get_parallel().tp_rank == 0
+    answers, retracted, copied = decoding_into_what_waits(s, False, waits)
+    assert (0 < copied < 1000) == waits
+    return answers, retracted
+
+
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
-    with SchedulerProcess(token_wise(tmp_path_factory, page=1, tokens=TOKENS, chunk=64)) as process:
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return token_wise(tmp_path_factory, page=1, tokens=TOKENS, chunk=64)
+
+
+@pytest.fixture(scope="module")
+def scheduler(arguments: list[str]) -> Iterator[SchedulerProcess]:
+    with SchedulerProcess(arguments) as process:
         yield process
 
 
@@ -97,3 +113,11 @@ def test_a_copy_that_hangs_keeps_its_room(scheduler) -> None:
     assert answers == expected
     assert any(retracted)
     assert not copied
+
+
+@pytest.mark.exhaustive
+def test_ranks_let_go_together(arguments: list[str]) -> None:
+    """What has been copied on one rank is let go as well: SGLang hears of what all of them have."""
+    with SchedulerRanks(2, arguments) as ranks:
+        expected = ranks(alone)[0]
+        assert ranks(where_pages_wait_on_one_rank) == [(expected, [False, False])] * 2

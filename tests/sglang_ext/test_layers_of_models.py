@@ -70,7 +70,11 @@ def serving(model, folder):
     return SchedulerProcess(arguments_of(model, *with_tiers(folder, restore={"strategy": "layer-wise"})))
 
 
-@pytest.mark.parametrize("architecture", COMPARED)
+# `test_layer_wise.py` is over a Qwen 3 already.
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(one, marks=[pytest.mark.exhaustive] if one == "Qwen3ForCausalLM" else []) for one in COMPARED],
+)
 def test_layers_leave_what_a_whole_forward_leaves(architecture, tmp_path) -> None:
     with serving(tiny_dense(tmp_path / "model", architecture, layers=4), tmp_path) as process:
         computed, difference, answers = process(differences, False)
