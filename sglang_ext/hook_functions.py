@@ -45,14 +45,14 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
 
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
+        runner = self.tp_worker.model_runner
         linker.reporting = Reporting(self, linker)
         self.tree_cache.linker.whole = why_all_whole(self, linker.pool)
-        self.tree_cache.linker.images_whole = hasattr(self.tp_worker.model_runner.model, "prepare_attn_masks")
+        self.tree_cache.linker.images_whole = hasattr(runner.model, "prepare_attn_masks")
         self.tree_cache.linker.asked_each_round = not self.prefill_decode_interval
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
         self.tree_cache.room_made = lambda: _admit_again(self)
         self.tree_cache.group_ended = self.beam_coordinator.retire_group
-        runner = self.tp_worker.model_runner
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
 
 
@@ -277,11 +277,14 @@ def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **k
     return layer_wise.forward(original, forward_batch)
 
 
-def around_recapture(original: Any, self: Any) -> None:
+def around_recapture(original: Any, self: Any) -> Any:
     """SGLang captures its CUDA graphs anew, as its ranks have become others."""
     layer_wise = getattr(self, "swift_layer_wise", None)
-    with nullcontext() if layer_wise is None else layer_wise.linker.still():
-        original(self)
+    if layer_wise is None:
+        return original(self)
+    layer_wise.linker.wait_copies()
+    with layer_wise.linker.still():
+        return original(self)
 
 
 def before_model_architecture(model_config: Any) -> None:

@@ -377,8 +377,7 @@ class SwiftLinker(UnifiedCacheLinker):
     @contextmanager
     def still(self) -> Iterator[None]:
         """Within this no thread of ours asks anything of the device, so that CUDA graphs can be captured: they are
-        spoilt by whatever is. To be entered while no batch runs."""
-        self.wait_copies()
+        spoilt by whatever is. To be entered while no batch runs, once copies have been waited for (`wait_copies`)."""
         with ExitStack() as held:
             for tier in self.stack.tiers.values():
                 held.enter_context(tier.still())

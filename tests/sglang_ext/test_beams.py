@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import prompt, quiet, token_wise
+from support.slow_link import broken, prompt, quiet, token_wise
 
 WIDTH, NEW_TOKENS = 3, 6
 
@@ -49,17 +49,9 @@ def failing(s, chunks: bool) -> str:
     """How it ends where its load fails; others, and those after it, are served, and SGLang misses nothing."""
     question, found = stored(s, 2 + chunks)
     longer = question + prompt(20, 600) if chunks else question
-    places = s.linker.stack.restorer.places
-
-    def broken(*_):
-        raise RuntimeError("an error of ours")
-
-    s.linker.stack.restorer.places = broken
-    try:
+    with broken(s, "stack.restorer.places", 1, float("inf")):
         req, other = s.add(longer, NEW_TOKENS, beam_width=WIDTH), s.add(prompt(30 + chunks, 40))
         s.run()
-    finally:
-        s.linker.stack.restorer.places = places
     quiet(s)  # and SGLang's own check of an idle server
     assert not s.scheduler.beam_coordinator._num_live_groups
     assert len(other.output_ids) == 4

@@ -19,7 +19,7 @@ TOKENS, ANSWER, COUNTED_ON = 2048, 300, 50
 ASKED = [prompt(3, 100), prompt(4, 100)]
 
 
-class Copies:
+class OutgoingCopies:
     """What is copied out of the device, that waits until it is cut short, or until `open` where it `hangs`."""
 
     def __init__(self, s, hangs: bool) -> None:
@@ -33,7 +33,7 @@ class Copies:
         self.copy_out(pages, *arguments)
         self.steps.append(len(pages))
 
-    def __enter__(self) -> Copies:
+    def __enter__(self) -> OutgoingCopies:
         from sglang.srt.managers import schedule_policy
 
         self.s.linker.pool.copy_out = self
@@ -61,7 +61,7 @@ def decoding_into_what_waits(s, hangs: bool, waits: bool = True) -> tuple[list[l
     s.empty_memory()
     s.linker.stack.flush(memory=True, durable=True)
     retracted, copied = [False, False], 0
-    with Copies(s, hangs) as copies:
+    with OutgoingCopies(s, hangs) as copies:
         copies.open = not waits
         for seed, length in ((1, 1000), (2, 300)):
             s.generate(prompt(seed, length), 2)

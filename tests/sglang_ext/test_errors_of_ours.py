@@ -6,14 +6,11 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from operator import attrgetter
-from typing import Any
 
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, in_memory, prompt, to_ssd, token_wise, verified_beside
+from support.slow_link import Link, broken, extends, in_memory, prompt, to_ssd, token_wise, verified_beside
 
 #: What the scheduler's side calls when a server serves a prefix from ssd, and is flushed.
 CALLS = (
@@ -23,31 +20,6 @@ CALLS = (
     "stack.restorer.copied", "stack.intake.begin", "stack.intake.commit", "stack.planner.decide",
     "stack.costs.computed", "stack.flush_soon",
 )  # fmt: skip
-
-
-class Broken:
-    """In place of a function: fails, from call `first` on, so many times."""
-
-    def __init__(self, function: Any, first: int, times: float) -> None:
-        self.function, self.first, self.times, self.calls = function, first, times, 0
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls += 1
-        if self.first <= self.calls < self.first + self.times:
-            raise RuntimeError("an error of ours")
-        return self.function(*arguments, **named)
-
-
-@contextmanager
-def broken(s, call: str, first: int, times: float) -> Iterator[Broken]:
-    owner, _, name = call.rpartition(".")
-    whose = attrgetter(owner)(s.linker)
-    function = Broken(getattr(whose, name), first, times)
-    setattr(whose, name, function)
-    try:
-        yield function
-    finally:
-        setattr(whose, name, function.function)
 
 
 # ---- in the scheduler's process ----

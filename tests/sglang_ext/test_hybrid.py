@@ -16,7 +16,7 @@ import pytest
 
 from support.models import tiny_hybrid
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
+from support.slow_link import broken, costs_are_unknown, has_found_its_pages, prompt, quiet
 from support.tiers_of_a_model import ANSWER, PAGE, PLACES, arguments_of, forget, leave_in, loading_zeros, with_tiers
 
 PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", {
@@ -90,17 +90,10 @@ def turns_at_once(s, place, fails):
     forget(s)
     turns = [turn_after(s, name) for name in QUESTIONS]
     leave_in(s, place)
-    states, copy_in = s.linker.pool.states, s.linker.pool.states.copy_in
-
-    def failing(*_):
-        states.copy_in = copy_in
-        raise OSError("injected")
-
-    if fails:
-        states.copy_in = failing
-    asked = [s.add(one, ANSWER) for one in (*turns, prompt(460, 90))]
-    s.run()
-    assert states.copy_in == copy_in, "nothing was loaded"
+    with broken(s, "pool.states.copy_in", 1, fails) as copies:
+        asked = [s.add(one, ANSWER) for one in (*turns, prompt(460, 90))]
+        s.run()
+    assert copies.calls, "nothing was loaded"
     quiet(s)
     return [(type(one.finished_reason).__name__, list(one.output_ids)) for one in asked]
 

@@ -16,6 +16,7 @@ from support.backends_of_gpus import OF_GPUS
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import (
     Link,
+    Watch,
     abort_one,
     extends,
     in_memory,
@@ -30,57 +31,6 @@ from support.slow_link import (
 PAGE, LAYERS = 16, 6
 LENGTH = 500  # of a prompt: 31 whole pages, in one forward
 FOUND = (LENGTH - 1) // PAGE * PAGE
-
-
-class Watch:
-    """Every forward that is computed layer by layer: how many layers were. Before its `at`-th layer is thought of,
-    `then` is called, and all copies that it lets begin are waited for."""
-
-    def __init__(self, s, at: int = 0, then=lambda: None) -> None:
-        self.at, self.then = at, then
-        self.met: list[int] = []
-        self.loader = s.linker.loader
-
-    def __enter__(self):
-        from swift_tiers.sglang_ext.way.layer_wise import Copying
-
-        self.type, self.to_compute, self.end = Copying, Copying.to_compute, Copying.end
-        Copying.to_compute = lambda copying: self._asked(copying)
-        Copying.end = lambda copying: self._ended(copying)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.type.to_compute, self.type.end = self.to_compute, self.end
-
-    def _asked(self, copying: Any) -> int:
-        if copying._layers.computed == self.at:
-            self.then()
-            self.to_compute(copying)
-            self._settle()
-        return self.to_compute(copying)
-
-    def _settle(self) -> None:
-        """Whatever the loading thread has been told is done when it comes to this."""
-        import threading
-
-        import torch
-
-        from swift_tiers.radix_tiering.table.held_page import Places
-        from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
-        from swift_tiers.sglang_ext.way.loads import LayerLoad
-
-        done = threading.Event()
-
-        class Last:
-            def next_load(self):
-                done.set()
-
-        self.loader.start_layers(LayerLoad(Last(), Places.none(), OnTheWay(torch.empty(0, dtype=torch.int64)), []))
-        assert done.wait(60)
-
-    def _ended(self, copying: Any) -> None:
-        self.end(copying)
-        self.met.append(copying._layers.computed)
 
 
 def facts_of(req: Any):

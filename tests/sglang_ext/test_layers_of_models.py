@@ -11,9 +11,10 @@ import pytest
 
 from swift_tiers.sglang_ext.way.layer_wise import COMPARED
 
-from support.models import tiny_dense, tiny_gemma
+from support.models import tiny_gemma
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, prompt, to_ssd
+from support.slow_link import Link, Watch, extends, prompt, to_ssd
+from support.swiftkv_models import LAYERS, tiny_swiftkv
 from support.tiers_of_a_model import arguments_of, with_tiers
 
 LENGTH = 400
@@ -37,8 +38,6 @@ def rows(s, question):
 def differences(s, allowed):
     """How far KV that is computed layer by layer is from that of a whole forward, and both answers. `allowed`: even if
     this server would not do it."""
-    from swift_tiers.sglang_ext.way.layer_wise import Copying
-
     layer_wise, question = s.cache.linker.layer_wise, prompt(1, LENGTH)
     if allowed:
         layer_wise.refused = ""
@@ -47,23 +46,13 @@ def differences(s, allowed):
     s.generate(question)
     whole = rows(s, question)
     to_ssd(s, question)
-    computed, end = [], Copying.end
-
-    def ended(copying):
-        end(copying)
-        computed.append(copying._layers.computed)
-
-    Copying.end = ended
-    try:
-        with Link(s) as link:  # no page arrives before all of its layers have been computed
-            req = s.add(question)
-            s.linker.stack.restorer.flush()
-            extends(s, link, 0)
-    finally:
-        Copying.end = end
+    with Link(s) as link, Watch(s) as watch:  # no page arrives before all of its layers have been computed
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        extends(s, link, 0)
     by_layers = rows(s, question)
     assert by_layers.shape == whole.shape
-    return computed, float((by_layers - whole).abs().max() / whole.abs().max()), [answer, list(req.output_ids)]
+    return watch.met, float((by_layers - whole).abs().max() / whole.abs().max()), [answer, list(req.output_ids)]
 
 
 def serving(model, folder):
@@ -76,9 +65,10 @@ def serving(model, folder):
     [pytest.param(one, marks=[pytest.mark.exhaustive] if one == "Qwen3ForCausalLM" else []) for one in COMPARED],
 )
 def test_layers_leave_what_a_whole_forward_leaves(architecture, tmp_path) -> None:
-    with serving(tiny_dense(tmp_path / "model", architecture, layers=4), tmp_path) as process:
+    family = architecture.removesuffix("ForCausalLM").lower()
+    with serving(tiny_swiftkv(tmp_path / "model", family, base=True), tmp_path) as process:
         computed, difference, answers = process(differences, False)
-    assert computed == [4]
+    assert computed == [LAYERS]
     assert difference < CLOSE
     assert answers[0] == answers[1]
 

@@ -116,32 +116,6 @@ def tiny_hybrid(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
-def tiny_dense(directory: Path, architecture: str, *, layers: int, seed: int = 0) -> Path:
-    """A model of grouped-query attention whose architecture transformers knows by the name that SGLang gives it."""
-    import transformers
-
-    of = architecture.removesuffix("ForCausalLM")
-
-    def build(**special_ids: int) -> Any:
-        config = getattr(transformers, f"{of}Config")(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
-            **special_ids,
-        )
-        return getattr(transformers, architecture)(config)
-
-    write_random_model(directory, build, context=CONTEXT, seed=seed)
-    return directory
-
-
 def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
     import torch

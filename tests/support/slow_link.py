@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -103,6 +104,31 @@ class Copies:
         time.sleep(cls.seconds_each * len(slots))
 
 
+class Broken:
+    """In place of a function: fails, from call `first` on, so many times."""
+
+    def __init__(self, function: Any, first: int, times: float) -> None:
+        self.function, self.first, self.times, self.calls = function, first, times, 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.first <= self.calls < self.first + self.times:
+            raise RuntimeError("an error of ours")
+        return self.function(*arguments, **named)
+
+
+@contextmanager
+def broken(s, call: str, first: int, times: float) -> Iterator[Broken]:
+    owner, _, name = call.rpartition(".")
+    whose = attrgetter(owner)(s.linker)
+    function = Broken(getattr(whose, name), first, times)
+    setattr(whose, name, function)
+    try:
+        yield function
+    finally:
+        setattr(whose, name, function.function)
+
+
 class Unknown:
     """What costs are, so that nothing depends on how fast this machine is today."""
 
@@ -181,6 +207,57 @@ class Link:
             with self.tier.answers:
                 read.done(ReadOutcome.CHECKSUM)
         return len(now)
+
+
+class Watch:
+    """Every forward that is computed layer by layer: how many layers were. Before its `at`-th layer is thought of,
+    `then` is called, and all copies that it lets begin are waited for."""
+
+    def __init__(self, s, at: int = 0, then=lambda: None) -> None:
+        self.at, self.then = at, then
+        self.met: list[int] = []
+        self.loader = s.linker.loader
+
+    def __enter__(self):
+        from swift_tiers.sglang_ext.way.layer_wise import Copying
+
+        self.type, self.to_compute, self.end = Copying, Copying.to_compute, Copying.end
+        Copying.to_compute = lambda copying: self._asked(copying)
+        Copying.end = lambda copying: self._ended(copying)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.type.to_compute, self.type.end = self.to_compute, self.end
+
+    def _asked(self, copying: Any) -> int:
+        if copying._layers.computed == self.at:
+            self.then()
+            self.to_compute(copying)
+            self._settle()
+        return self.to_compute(copying)
+
+    def _settle(self) -> None:
+        """Whatever the loading thread has been told is done when it comes to this."""
+        import threading
+
+        import torch
+
+        from swift_tiers.radix_tiering.table.held_page import Places
+        from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
+        from swift_tiers.sglang_ext.way.loads import LayerLoad
+
+        done = threading.Event()
+
+        class Last:
+            def next_load(self):
+                done.set()
+
+        self.loader.start_layers(LayerLoad(Last(), Places.none(), OnTheWay(torch.empty(0, dtype=torch.int64)), []))
+        assert done.wait(60)
+
+    def _ended(self, copying: Any) -> None:
+        self.end(copying)
+        self.met.append(copying._layers.computed)
 
 
 def extends(
