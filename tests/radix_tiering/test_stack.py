@@ -753,6 +753,7 @@ def test_many_pages_say_what_each_of_them_says():
     stack = make_stack(host_pages=8, ssd=memory_ssd())
     keys = chain(*"abcdef")
     put(stack, keys)
+    assert stack.wait_written(60), "a write pins the pages that it copies"
     restore = settle(stack, stack.restore(keys))
     pages = list(restore.claimed)
     assert Places.of_pages(pages).numbers.tolist() == host_slots(pages) == [page.slot for page in pages]
