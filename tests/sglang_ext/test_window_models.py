@@ -34,9 +34,9 @@ class Kind(NamedTuple):
     make: Callable[[Path], Path]
     arguments: tuple[str, ...]
     row_bytes: int  # of K, in one layer: of two heads of 16 dimensions; or of the latent
-    environment: dict[str, str] | None = None
+    prepare: str = ""  # called in its process before anything else
     pool: str = "MHATokenToKVPool"
-    #: Of `--all` alone: processes that import all of SGLang for themselves, and formats of which another is here.
+    #: Of `--all` alone: formats of which another is here.
     slow: bool = False
 
 
@@ -46,8 +46,7 @@ KINDS = {
         partial(tiny_gemma, own_pool=True),
         ("--disable-hybrid-swa-memory",),
         2 * 16 * 4,
-        {"SGLANG_EXTERNAL_MODEL_PACKAGE": "support.windowed_models"},
-        slow=True,
+        "support.windowed_models.register",
     ),
     "fp8_e4m3": Kind(tiny_model, ("--kv-cache-dtype", "fp8_e4m3"), 2 * 16),
     "fp8_e5m2": Kind(tiny_model, ("--kv-cache-dtype", "fp8_e5m2"), 2 * 16, slow=True),
@@ -74,7 +73,7 @@ def kind(request):
 def tiers(kind, tmp_path_factory):
     root = tmp_path_factory.mktemp("site")
     arguments = arguments_of(kind.make(root / "model"), *kind.arguments, *with_tiers(root))
-    with SchedulerProcess(arguments, kind.environment) as process:
+    with SchedulerProcess(arguments, prepare=kind.prepare) as process:
         process(costs_are_unknown)
         yield process
 

@@ -1,6 +1,6 @@
-"""Processes that begin with SGLang imported: each is forked from one that has imported it once.
+"""Processes that begin with SGLang imported, and its plugins loaded: each is forked from one that has done so once.
 
-A server spends nearly all of its start on imports, three times over: the launched process, the scheduler and the
+A server spends nearly all of its start on that, three times over: the launched process, the scheduler and the
 detokenizer. What runs in a forked one is the same code in the same processes; only `python -m` and `spawn` are left
 out, and `e2e/test_entry_points.py` starts servers by those.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import multiprocessing
-import multiprocessing.context
 import os
 import runpy
 import signal
@@ -23,6 +22,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
+from unittest import mock
 
 from swift_tiers.ops.commands.demo.servers import Server
 
@@ -31,17 +31,36 @@ from swift_tiers.ops.commands.demo.servers import Server
 READ_WHEN_USED = {
     "SGLANG_CPU_OMP_THREADS_BIND",
     "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR",
+    "SGLANG_MAMBA_CONV_DTYPE",
     "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
 }
 #: Set where SGLang is imported, if they are not: in the process that the others are forked from as in ours.
 SET_BY_IMPORTS = {"OMP_WAIT_POLICY", "TRITON_CACHE_DIR"}
 KNOWN_TO_IMPORTS = ("SGLANG_", "TRITON_", "TORCH_", "OMP_")
 PR_SET_PDEATHSIG = 1
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+class Zygote(forkserver.ForkServer):
+    """The process that others are forked from: one for each environment that imports know."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        super().__init__()
+        self.set_forkserver_preload(["support.preloaded"])
+        self._environment = environment
+
+    def ensure_running(self) -> None:
+        ours = dict(os.environ)
+        become(self._environment)  # it begins with ours
+        try:
+            super().ensure_running()
+        finally:
+            become(ours)
 
 
 @functools.cache
 def loaded() -> dict[str, str]:
-    """The environment of the process that the others are forked from."""
+    """The environment that processes are forked with, but for what imports know of another one."""
     # Children find `support` as we do.
     paths = [*sys.path[:1], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -49,14 +68,25 @@ def loaded() -> dict[str, str]:
     return dict(os.environ)
 
 
-def context(environment: dict[str, str]) -> multiprocessing.context.BaseContext:
-    """For processes with this environment: they are forked, unless imports would have come out differently."""
+@functools.cache
+def _zygote(differing: tuple[tuple[str, str | None], ...]) -> Zygote:
+    changed = {**loaded(), **dict(differing)}
+    return Zygote({name: value for name, value in changed.items() if value is not None})
+
+
+def start(process: multiprocessing.process.BaseProcess, environment: dict[str, str]) -> None:
+    """Start a process of `CONTEXT`, which is to become one with this environment: it is forked from one that has
+    imported SGLang under it."""
     before = loaded()
     differing = {name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)}
     differing -= READ_WHEN_USED | {name for name in SET_BY_IMPORTS if name not in before}
-    if any(name.startswith(KNOWN_TO_IMPORTS) for name in differing):
-        return multiprocessing.get_context("spawn")
-    return multiprocessing.get_context("forkserver")
+    known = sorted(name for name in differing if name.startswith(KNOWN_TO_IMPORTS))
+    if not known:
+        process.start()
+        return
+    zygote = _zygote(tuple((name, environment.get(name)) for name in known))
+    with mock.patch.object(forkserver, "connect_to_new_process", zygote.connect_to_new_process):
+        process.start()
 
 
 def become(environment: dict[str, str]) -> None:
@@ -99,13 +129,11 @@ class ForkedServer(Server):
     log_lines = 200  # what a rank wrote that failed is followed by what others wrote that it took along
 
     def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> Forked:  # type: ignore[override]
-        starting = context(environment)
-        assert starting.get_start_method() == "forkserver", "start it as a `Server`: its imports are to differ"
-        ours, theirs = starting.Pipe()
-        process = starting.Process(
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(
             target=_launch, args=(theirs, self.command[3:], environment, str(self.log), os.getcwd())
         )
-        process.start()
+        start(process, environment)
         theirs.close()
         ours.recv()  # it leads a process group of its own by now, so that signals reach it
         ours.close()
@@ -114,12 +142,10 @@ class ForkedServer(Server):
 
 def run(code: str, *arguments: str, said: str = "", timeout: float = 600) -> subprocess.CompletedProcess[str]:
     """`python -c CODE ARGUMENTS`, but for the imports; `said`: on its standard input."""
-    starting = context(dict(os.environ))
-    assert starting.get_start_method() == "forkserver", "this process' imports are to differ"
     with tempfile.TemporaryDirectory(prefix="swift-forked-") as folder:
         Path(folder, "in").write_text(said)
-        process = starting.Process(target=_run, args=(code, arguments, dict(os.environ), folder, os.getcwd()))
-        process.start()
+        process = CONTEXT.Process(target=_run, args=(code, arguments, dict(os.environ), folder, os.getcwd()))
+        start(process, dict(os.environ))
         process.join(timeout)
         if process.exitcode is None:
             process.kill()

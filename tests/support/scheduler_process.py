@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .forked import become, context
+from .forked import CONTEXT, become, start
 
 START_SECONDS = 180
 
@@ -63,13 +63,10 @@ class SchedulerProcess:
         rank: int | None = None,
     ) -> None:
         whole = {**os.environ, **(environment or {})}
-        starting = context(whole)
-        self._connection, theirs = starting.Pipe()
+        self._connection, theirs = CONTEXT.Pipe()
         self._asked = 0  # so often
-        self._process = starting.Process(
-            target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True
-        )
-        self._process.start()
+        self._process = CONTEXT.Process(target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True)
+        start(self._process, whole)
         theirs.close()
         if rank is None:
             self.await_start()
