@@ -92,10 +92,11 @@ def check_model_arguments(server_args: Any, previous: Any) -> None:
     from sglang.srt.arg_groups.model_override_base import model_config_of
 
     with _refusing(server_args):
-        check_model(model_config_of(server_args), parse_config(read_source(view.swift_tiers_config)))
+        config = parse_config(read_source(view.swift_tiers_config))
+        check_model(model_config_of(server_args), config)
     previous(server_args)
     with _refusing(server_args):
-        check_windows(view, model_config_of(server_args))
+        check_windows(view, model_config_of(server_args), config)
 
 
 def check_modes_arguments(server_args: Any, previous: Any) -> None:

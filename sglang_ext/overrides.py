@@ -87,6 +87,11 @@ def tree_overrides() -> tuple[Override, ...]:
         ),
         Override(f"{tree}.clear_storage_backend", ("self",), "empty our tiers where SGLang empties its own"),
         Override(f"{tree}.reset", ("self",), "look anew for what waiting requests had found"),
+        Override(
+            f"{tree}._evict",
+            ("self", "params", "available_size_targets", "allocation_reclaim_satisfied"),
+            "have waiting requests look anew where the device has lost a state or a window",
+        ),
         Override(f"{tree}._match_tree", ("self", "params"), reason),
         Override(f"{tree}.touch_prefix", ("self", "key"), reason),
         Override(f"{tree}.insert", ("self", "params"), f"{reason}, and offer states that come later than their prefix"),
@@ -138,6 +143,7 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(
             f"{wrapper}._offload_node", ("self", "node_id", "transfers"), "tell the linker which page comes before"
         ),
+        Override(f"{wrapper}.offload_nodes", ("self", "node_ids"), "offer a window where a prompt or an answer ends"),
         Override(f"{linker}._PendingOffload.publish_node_ids", None, "offer a state of which no node is told"),
         Override(f"{ours}.lookup", ("self", "rid", "transfers"), interface),
         Override(f"{ours}.load", ("self", "rid", "transfers"), interface),
@@ -174,6 +180,17 @@ def linker_overrides() -> tuple[Override, ...]:
         *(Override(f"{pools}.MambaPool.State.{kind}", None, states) for kind in ("replayssm_d", "replayssm_rawv")),
         Override(
             f"{pools}.DSATokenToKVPool.index_k_with_scale_buffer", None, "keep the index of sparse attention in pages"
+        ),
+        *(
+            Override(f"sglang.srt.mem_cache.{name}", parameters, "keep the KV of windows in pages of their own")
+            for name, parameters in (
+                ("swa_memory_pool.SWAKVPool.register_layer_transfer_counter", ("self", "layer_transfer_counter")),
+                ("allocator.swa.SWATokenToKVPoolAllocator.translate_swa_indices_for_transfer", ("self", "kv_indices")),
+                ("allocator.swa.SWATokenToKVPoolAllocator.swa_available_size", ("self",)),
+                ("allocator.swa.SWATokenToKVPoolAllocator.swa_req_ring", None),
+                ("cache_init_params.CacheInitParams.swa_retain_window", None),
+                ("cache_init_params.CacheInitParams.swa_gates_prefix_match", None),
+            )
         ),
     )
 

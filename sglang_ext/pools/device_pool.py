@@ -100,7 +100,7 @@ class DevicePool(ABC):
     outgoing: OutgoingMemory | None = None
     #: Whether a model drafts, whose KV lies in front of the layers.
     drafts: bool = False
-    #: Of layers that keep a state in place of KV; None where the model has none.
+    #: Of layers that keep a state in place of KV, or KV of the last tokens alone; None where the model has none.
     states: StatePool | None = None
 
     def __init__(
@@ -121,10 +121,10 @@ class DevicePool(ABC):
         self.releases: list[range] = [range(layer, layer + 1) for layer in range(self.geometry.layers)]
         self.begin_with = range(0)
 
-    def keep_states(self, states: Sequence[Sequence[torch.Tensor]], layers: Sequence[int], of_model: int) -> None:
-        """Of the model's `of_model` layers `layers` keep KV, and others, or the same ones, `states`
-        (`kept.state_layers`). To be called before anything is copied."""
-        self.states = StatePool(states, self.geometry.page_bytes, self.accelerator)
+    def keep_states(self, states: StatePool, layers: Sequence[int], of_model: int) -> None:
+        """Of the model's `of_model` layers `layers` keep KV of all tokens, and others, or the same ones, `states`. To
+        be called before anything is copied."""
+        self.states = states
         self.geometry = structs.replace(self.geometry, state_bytes=self.states.nbytes)
         bounds = [*layers, of_model]
         self.releases = [range(first, end) for first, end in itertools.pairwise(bounds)]

@@ -54,16 +54,49 @@ def _remedy(kvcache: Any, whose: str) -> str:
     """What helps where `kvcache` is of a kind that is not supported."""
     if whose == "draft":
         return OTHER_DRAFT
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 
-    return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
+    return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, BaseSWAKVPool) else "remove the flag"
 
 
 def attention_pool(kvcache: Any) -> Any:
-    """The pool of the layers that keep KV: SGLang's `kvcache`, or the part of it beside which others keep states."""
+    """The pool of the layers that keep KV of all tokens: SGLang's `kvcache`, or the part of it beside which others keep
+    states, or KV of the last tokens alone."""
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-    return kvcache.full_kv_pool if type(kvcache) is HybridLinearKVPool else kvcache
+    return kvcache.full_kv_pool if type(kvcache) in (HybridLinearKVPool, SWAKVPool) else kvcache
+
+
+def attention_allocator(allocator: Any) -> Any:
+    """What hands out slots of `attention_pool`: SGLang's `allocator`, or the part of it beside which another one hands
+    out those of KV of the last tokens alone."""
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+    return allocator.full_attn_allocator if type(allocator) is SWATokenToKVPoolAllocator else allocator
+
+
+def window_pool(params: Any) -> Any:
+    """SGLang's pool of the layers that keep KV of the last `params.swa_retain_window` tokens alone; None where there is
+    none. `params`: its `CacheInitParams`. Raises ConfigError where it keeps those otherwise than in a tree's nodes."""
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    allocator = params.token_to_kv_pool_allocator
+    kvcache = allocator.get_kvcache()
+    if type(kvcache) is not SWAKVPool:
+        return None
+    if type(allocator) is not SWATokenToKVPoolAllocator or allocator.swa_req_ring or not params.swa_gates_prefix_match:
+        raise ConfigError(
+            f"--enable-swift-tiers: KV of windows is handed out by a {type(allocator).__name__}, or to requests alone, "
+            f"which is not supported: {PLAIN_WINDOWS}, or remove the flag"
+        )
+    if not kvcache.full_layer_nums or index_planes(kvcache.swa_kv_pool):
+        raise ConfigError(
+            "--enable-swift-tiers: all layers have a window, or some of these an index, which is not supported: "
+            f"{PLAIN_WINDOWS}, or remove the flag"
+        )
+    return kvcache.swa_kv_pool
 
 
 def state_layers(params: Any) -> list[list[torch.Tensor]]:
@@ -91,6 +124,14 @@ def state_layers(params: Any) -> list[list[torch.Tensor]]:
             "--enable-linear-replayssm: a state is kept in parts, which is not supported: remove one of the two"
         )
     return [list(kind) for kind in (kept.temporal, *kept.conv) if kind.numel()]
+
+
+def window_layers(kvcache: Any) -> tuple[list[int], int]:
+    """Which layer of a model some of whose layers have a window, from 0, each layer with KV of all tokens is of; and
+    how many there are up to the last with KV of its own. `kvcache`: SGLang's `SWAKVPool`."""
+    whole = {number: layer for layer, (number, has_window) in kvcache.layers_mapping.items() if not has_window}
+    layers = [whole[number] - kvcache.start_layer for number in range(len(whole))]
+    return layers, max(kvcache.layers_mapping) - kvcache.start_layer + 1
 
 
 def model_layers(params: Any) -> tuple[list[int], int]:

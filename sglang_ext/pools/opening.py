@@ -15,7 +15,17 @@ from swift_tiers.radix_tiering.base.units import format_size
 from .accelerator_pool import open_cuda_pool
 from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 from .encoded_pool import EncodedPool
-from .kept import attention_pool, front_of, index_planes, layer_planes, model_layers, state_layers
+from .kept import (
+    attention_pool,
+    front_of,
+    index_planes,
+    layer_planes,
+    model_layers,
+    state_layers,
+    window_layers,
+    window_pool,
+)
+from .states import StatePool
 from .supported import OTHER_DRAFT, drafts_by_model
 
 logger = logging.getLogger(__name__)
@@ -25,14 +35,26 @@ def open_pool(params: Any, codec: str) -> DevicePool:
     """The pool of a rank, as SGLang's `CacheInitParams` tell of it, of which pages are kept in `codec`. Raises
     ConfigError if it is of a kind that is not supported."""
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    states, window = state_layers(params), window_pool(params)
     pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, draft_pools(params))
-    if states := state_layers(params):
+    if states or window is not None:
         if pool.drafts:
             raise ConfigError(
-                "--speculative-algorithm: a model drafts for one that keeps states, which is not supported so far; use "
-                "NGRAM, or remove it"
+                "--speculative-algorithm: a model drafts for one that keeps states, or KV of windows in a pool of "
+                "their own, which is not supported so far; use NGRAM, or remove it"
             )
-        pool.keep_states(states, *model_layers(params))
+        if states and window is not None:
+            raise ConfigError(
+                "--enable-swift-tiers: the model keeps states and KV of windows beside each other, which is not "
+                "supported: remove the flag"
+            )
+    page_bytes, accelerator = pool.geometry.page_bytes, pool.accelerator
+    if states:
+        pool.keep_states(StatePool.of_layers(states, page_bytes, accelerator), *model_layers(params))
+    elif window is not None:
+        planes = PoolPlanes(layer_planes(window), params.page_size)
+        tokens = params.swa_retain_window
+        pool.keep_states(StatePool.of_windows(planes, tokens, page_bytes, accelerator), *window_layers(kvcache))
     return pool
 
 

@@ -1,8 +1,10 @@
-"""States that layers keep in place of KV (Mamba, gated delta nets), as pages.
+"""What a prefix needs behind it, beside the KV of all its tokens: states and windows, as pages.
 
-A state stands for all tokens before it, and SGLang has one at the ends of some nodes of its tree. In the tiers it is a
-chain of pages of its own, which follow the last page of the prefix that it is of: of the length of any other page,
-kept, moved, verified and evicted as they are, and never without the pages before them.
+A state is what layers keep in place of KV (Mamba, gated delta nets): it stands for all tokens before it. A window is
+the KV that layers with a sliding window have of the last tokens alone, in a pool of their own; it is called a state
+from here on, too. Both belong to one length of a prefix, and SGLang has them at the ends of some nodes of its tree. In
+the tiers each is a chain of pages of its own, which follow the last page of the prefix that it is of: of the length of
+any other page, kept, moved, verified and evicted as they are, and never without the pages before them.
 """
 
 from __future__ import annotations
@@ -27,20 +29,32 @@ def state_key(page_key: bytes, number: int) -> bytes:
 
 class StatePool:
     """Copies states between their slots on the device and pages in host memory. One thread may copy out while another
-    one copies in."""
+    one copies in.
+
+    A state has `parts`, each in a slot of its own: one, or of a window as many as it has pages of the device's pool.
+    """
 
     def __init__(
-        self, states: Sequence[Sequence[torch.Tensor]], page_bytes: int, accelerator: Accelerator | None = None
+        self,
+        groups: Sequence[PoolPlanes],
+        page_bytes: int,
+        accelerator: Accelerator | None = None,
+        *,
+        parts: int = 1,
+        windows: bool = False,
+        kinds: str = "",
     ) -> None:
-        """`states`: of each kind (recurrent, convolution) the tensor of each layer, `[slots, ...]`; `page_bytes`: of a
-        page of KV. Raises ConfigError where the device has no memory to pass a state through."""
-        self.groups = [PoolPlanes([[layer] for layer in layers], 1) for layers in states]
-        self.nbytes = sum(group.page_bytes for group in self.groups)
+        """`groups`: of each kind of which a part has something, its planes, a slot being a page of theirs;
+        `page_bytes`: of a page of KV; `windows`: whether these are windows; `kinds`: for people, and for the namespace:
+        all that tells these states from others. Raises ConfigError where the device has no memory to pass a state
+        through."""
+        self.groups = list(groups)
+        self.parts = parts
+        self.windows = windows
+        self.kinds = kinds
+        self.part_bytes = sum(group.page_bytes for group in self.groups)
+        self.nbytes = parts * self.part_bytes
         self.pages = -(-self.nbytes // page_bytes)
-        #: For people, and for the namespace: of each kind its dtype, and the shape of one layer's.
-        self.kinds = ", ".join(
-            f"{str(kind[0].dtype).removeprefix('torch.')} {tuple(kind[0].shape[1:])}" for kind in states
-        )
         self.slots = min(group.pool_pages for group in self.groups)
         self._page_bytes = page_bytes
         try:
@@ -51,66 +65,109 @@ class StatePool:
                 "lower it"
             ) from None
 
+    @classmethod
+    def of_layers(
+        cls, states: Sequence[Sequence[torch.Tensor]], page_bytes: int, accelerator: Accelerator | None = None
+    ) -> StatePool:
+        """`states`: of each kind (recurrent, convolution) the tensor of each layer, `[slots, ...]`."""
+        kinds = ", ".join(f"{_name_of(kind[0])} {tuple(kind[0].shape[1:])}" for kind in states)
+        groups = [PoolPlanes([[layer] for layer in layers], 1) for layers in states]
+        return cls(groups, page_bytes, accelerator, kinds=kinds)
+
+    @classmethod
+    def of_windows(
+        cls, window: PoolPlanes, tokens: int, page_bytes: int, accelerator: Accelerator | None = None
+    ) -> StatePool:
+        """`window`: the pool of the layers with a sliding window, in pages as long as all others; `tokens`: of which
+        SGLang keeps them."""
+        one = window.flat[0]
+        kinds = f"{window.layers} layers of the last {tokens} tokens, {_name_of(one)} {tuple(one.shape[1:])}"
+        parts = -(-tokens // window.page_size)
+        return cls([window], page_bytes, accelerator, parts=parts, windows=True, kinds=kinds)
+
+    @property
+    def slot_tokens(self) -> int:
+        """Rows of SGLang's that a slot has."""
+        return self.groups[0].page_size
+
+    def slots_of(self, rows: np.ndarray) -> np.ndarray:
+        """The slots that SGLang's `rows` are, int64; none where it has given some of a window up. Raises ValueError
+        where they are not whole slots."""
+        if self.windows and not rows.all():  # row 0 is nobody's
+            return np.empty(0, np.int64)
+        table = rows.astype(np.int64).reshape(-1, self.slot_tokens)
+        first = table[:, 0]
+        if (first % self.slot_tokens).any() or (table != first[:, None] + np.arange(self.slot_tokens)).any():
+            raise ValueError("rows of a state are not whole slots")
+        return first // self.slot_tokens
+
     def keys(self, page_key: bytes) -> list[bytes]:
         """Those of the pages of the state behind page `page_key`."""
         return [state_key(page_key, number) for number in range(self.pages)]
 
-    def copy_out(self, slot: int, after: Sequence[Any] = ()) -> np.ndarray:
-        """The state in `slot`, once the device's events `after` have come: uint8 [pages, page_bytes], in memory of this
-        pool's, as it is until the next call. Complete when it returns or raises. Raises IndexError if there is no such
-        slot."""
-        self._require(slot)
-        return self._passages[True].copy_out(slot, after)
+    def copy_out(self, slots: np.ndarray, after: Sequence[Any] = ()) -> np.ndarray:
+        """The state whose last parts are in `slots`, once the device's events `after` have come: uint8
+        [pages, page_bytes], in memory of this pool's, as it is until the next call; zero where it has fewer parts,
+        since its prefix is shorter than a window. Complete when it returns or raises. Raises IndexError if there is no
+        such slot."""
+        self._require(slots)
+        found = self._passages[True].copy_out(slots, after)
+        found.reshape(-1)[: (self.parts - len(slots)) * self.part_bytes] = 0
+        return found
 
-    def copy_in(self, slot: int, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
-        """All pages of a state, in slab rows `slots`, to `slot`, once the device's events `after` have come. Nothing is
-        written any more when it returns or raises."""
-        self._require(slot)
-        if len(slots) != self.pages:
-            raise IndexError(f"{len(slots)} pages of a state of {self.pages}")
-        self._passages[False].copy_in(slot, slab[:, : self._page_bytes], slots, after)
+    def copy_in(self, slots: np.ndarray, slab: np.ndarray, pages: np.ndarray, after: Sequence[Any] = ()) -> None:
+        """The last parts of a state, all of whose pages are in slab rows `pages`, to `slots`, once the device's events
+        `after` have come. Nothing is written any more when it returns or raises."""
+        self._require(slots)
+        if len(pages) != self.pages:
+            raise IndexError(f"{len(pages)} pages of a state of {self.pages}")
+        self._passages[False].copy_in(slots, slab[:, : self._page_bytes], pages, after)
 
     def prepare(self) -> None:
         """Compile and load what copies launch."""
         for passage in self._passages.values():
             passage.copies.prepare()
 
-    def _require(self, slot: int) -> None:
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"a slot of {slot} is none of {self.slots}")
+    def _require(self, slots: np.ndarray) -> None:
+        if not 0 < len(slots) <= self.parts:
+            raise IndexError(f"{len(slots)} slots for the {self.parts} of a state")
+        if not 0 <= slots.min() <= slots.max() < self.slots:
+            raise IndexError(f"a slot of {int(slots.min())} to {int(slots.max())} is none of {self.slots}")
+
+
+def _name_of(tensor: torch.Tensor) -> str:
+    """Of its dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _Passage:
     """Between slots and host memory, one way, with the memory that a state passes through."""
 
     def __init__(self, pool: StatePool, accelerator: Accelerator | None, *, out: bool) -> None:
-        nbytes = pool.nbytes
-        self._pages = pool.pages
         self._first = pool.groups[0]
         self._queue: CopyQueue | None = None
         # Whole pages; what no state fills stays zero.
         whole = pool.pages * pool._page_bytes
         if accelerator is None:
-            self._row = torch.zeros((1, whole), dtype=torch.uint8)
+            memory = torch.zeros((1, whole), dtype=torch.uint8)
         else:
             self._queue = accelerator.queue()
-            self._row = accelerator.device_memory(1, whole)
-            self._row[:, nbytes:] = 0
+            memory = accelerator.device_memory(1, whole)
+            memory[:, pool.nbytes :] = 0
             self._queue.after(accelerator.mark_here())
             self._locked = accelerator.host_memory(pool.pages, pool._page_bytes)
+        #: The same bytes: as pages of host memory, and as parts of a state.
+        self._rows = memory.view(pool.pages, -1)
+        self._parts = memory[0, : pool.nbytes].view(pool.parts, -1)
         copies = list[ListedCopy]()
         offset = 0
         for group in pool.groups:
-            copies.append(PageCopy(group, self._row, None, offset, out=out))
+            copies.append(PageCopy(group, self._parts, None, offset, out=out))
             offset += group.page_bytes
         self.copies = JoinedCopies(*copies)
 
-    @property
-    def _rows(self) -> torch.Tensor:
-        return self._row.view(self._pages, -1)
-
-    def copy_out(self, slot: int, after: Sequence[Any]) -> np.ndarray:
-        self._between(slot, after)
+    def copy_out(self, slots: np.ndarray, after: Sequence[Any]) -> np.ndarray:
+        self._between(slots, after)
         if self._queue is None:
             return self._rows.numpy()
         try:
@@ -119,26 +176,26 @@ class _Passage:
             self._queue.mark().synchronize()
         return self._locked.numpy()
 
-    def copy_in(self, slot: int, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+    def copy_in(self, slots: np.ndarray, slab: np.ndarray, pages: np.ndarray, after: Sequence[Any]) -> None:
         if self._queue is None:
-            self._rows.numpy()[...] = slab[slots]
-            self._between(slot, after)
+            self._rows.numpy()[...] = slab[pages]
+            self._between(slots, after)
             return
-        self._locked.numpy()[...] = slab[slots]
+        self._locked.numpy()[...] = slab[pages]
         try:
             self._queue.rows(self._locked, self._rows)
-            self._between(slot, after)
+            self._between(slots, after)
         finally:
             self._queue.mark().synchronize()
 
-    def _between(self, slot: int, after: Sequence[Any]) -> None:
-        """Between `slot` and the row."""
-        one, none = np.array([slot], np.int64), np.zeros(1, np.int64)
+    def _between(self, slots: np.ndarray, after: Sequence[Any]) -> None:
+        """Between `slots` and the last parts."""
+        parts = np.arange(len(self._parts) - len(slots), len(self._parts), dtype=np.int64)
         if self._queue is None:
             for event in after:
                 event.synchronize()
-            self.copies.run(page_lists(self._first, one, self._row, none))
+            self.copies.run(page_lists(self._first, slots, self._parts, parts))
             return
         for event in after:
             self._queue.after(event)
-        self._queue.copy(self.copies, self._queue.lists(self._first, one, self._row, none))
+        self._queue.copy(self.copies, self._queue.lists(self._first, slots, self._parts, parts))

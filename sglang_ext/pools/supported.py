@@ -133,22 +133,13 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
             f"--enable-swift-tiers: {name} has an encoder, whose KV belongs to no token of a prompt; "
             "such models are not supported: remove the flag"
         )
-    if model_config.is_hybrid_swa and (model_config.is_hybrid_swa_compress or model_config.is_deepseek_v4_arch):
+    if model_config.is_hybrid_swa and (model_config.is_deepseek_v4_arch or _keeps_several_kinds(model_config)):
         raise ConfigError(
             f"--enable-swift-tiers: {name} keeps KV of several kinds in a pool each, which is not supported: "
             "remove the flag"
         )
     if mambaish_config(model_config) is not None:
-        for field, is_set in (
-            ("peer.donate", config.peer.donate),
-            ("remote.engine", config.remote.engine is not None),
-            ("ssd.gpu_direct", config.ssd.gpu_direct == "on"),
-        ):
-            if is_set:
-                raise ConfigError(
-                    f"{field}: {name} has layers that keep a state in place of KV, for which that is not supported so "
-                    f"far; remove {field}"
-                )
+        _check_beside(config, f"{name} has layers that keep a state in place of KV")
     if is_deepseek_dsa(model_config.hf_config) and get_dsa_index_kpool_compress(model_config.hf_config):
         raise ConfigError(
             f"--enable-swift-tiers: {name} keeps parts of its index by request, which is not supported: remove the flag"
@@ -159,13 +150,39 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
         )
 
 
-def check_windows(view: Any, model_config: Any) -> None:
+def _keeps_several_kinds(model_config: Any) -> bool:
+    """Whether SGLang keeps more of layers with a window than rows of one size, be it another one than of the others."""
+    return model_config.is_hybrid_swa_compress and (
+        model_config.has_asymmetric_kv or _name(model_config).startswith("Inkling")
+    )
+
+
+def check_windows(view: Any, model_config: Any, config: TiersConfig) -> None:
     """`view`: SGLang's arguments, adjusted to the model: for some it keeps all KV by itself. Raises ConfigError."""
-    if model_config.is_hybrid_swa and not view.disable_hybrid_swa_memory:
+    if not model_config.is_hybrid_swa or view.disable_hybrid_swa_memory:
+        return
+    _check_beside(
+        config,
+        f"{_name(model_config)} keeps the KV of layers with a sliding window in a pool of their own",
+        PLAIN_WINDOWS,
+    )
+    if drafts_by_model(view.speculative_algorithm):
         raise ConfigError(
-            f"--enable-swift-tiers: {_name(model_config)} keeps the KV of layers with a sliding window in a pool of "
-            f"their own, which is not supported: {PLAIN_WINDOWS}, or remove the flag"
+            f"--speculative-algorithm: a model drafts for {_name(model_config)}, which keeps the KV of layers with a "
+            f"sliding window in a pool of their own, and that is not supported so far; use NGRAM, or {PLAIN_WINDOWS}"
         )
+
+
+def _check_beside(config: TiersConfig, why: str, remedy: str = "") -> None:
+    """What is not supported where a prefix needs more behind it than pages. Raises ConfigError."""
+    for field, is_set in (
+        ("peer.donate", config.peer.donate),
+        ("remote.engine", config.remote.engine is not None),
+        ("ssd.gpu_direct", config.ssd.gpu_direct == "on"),
+    ):
+        if is_set:
+            otherwise = f", or {remedy}" if remedy else ""
+            raise ConfigError(f"{field}: {why}, for which that is not supported so far; remove {field}{otherwise}")
 
 
 def check_capability(view: Any, model_config: Any) -> None:

@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.base.slot_map import SlotState, TierMap
 from swift_tiers.radix_tiering.figures.telemetry import NoAnswer
 from swift_tiers.radix_tiering.restore.flight import Unit
 
+from ..pools.kept import attention_allocator
 from ..pools.lending_allocator import LendingAllocator
 from .on_the_way import OnTheWay
 
@@ -69,7 +70,8 @@ class CapturedMap(NamedTuple):
 def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> CapturedMap:
     """Scheduler's thread, between two batches. `walk`: through the whole tree."""
     cache = scheduler.tree_cache
-    allocator, core, page_size = cache.token_to_kv_pool_allocator, cache.tree_core, cache.page_size
+    allocator = attention_allocator(cache.token_to_kv_pool_allocator)
+    core, page_size = cache.tree_core, cache.page_size
     stretches, too_many = _stretches(scheduler, page_size)
     rows = _first_slots(scheduler.req_to_token_pool.req_to_token, stretches, page_size)
     in_tree, locked = cache.full_evictable_size() + cache.full_protected_size(), cache.full_protected_size()

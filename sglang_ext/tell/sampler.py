@@ -24,6 +24,7 @@ from swift_tiers.radix_tiering.figures.telemetry import (
 )
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
+from ..pools.kept import attention_allocator
 from .block_tables import TableRow, TablesOnTheWay, read_tables
 from .errands import Errands
 from .guard import never_raises
@@ -233,7 +234,7 @@ class Sampler:
 
     def _device(self) -> DevicePoolSample:
         """Pages that are being copied out are as pinned as those of requests."""
-        allocator, page_size = self._cache.token_to_kv_pool_allocator, self._page_size
+        allocator, page_size = attention_allocator(self._cache.token_to_kv_pool_allocator), self._page_size
         page_bytes = self._linker.pool.geometry.device_page_bytes
         pages = (allocator.size - allocator.available_size()) // page_size
         return DevicePoolSample(

@@ -24,6 +24,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.restore.flight import Step
 
 from ..build.least import least
+from ..pools.kept import attention_allocator
 from ..tell.request_facts import RequestFacts
 from ..tell.sampler import Sampler
 from .admission import Admission
@@ -38,9 +39,12 @@ MAX_RESTARTS = 3
 LOADED_TIMES, COMPUTED_TIMES = 2, 3
 #: Prefixes that are remembered for that.
 MOST_COME_BACK = 1024
-#: Of the slots for states so many may be locked by states that wait to be copied out; SGLang has five of them for each
-#: request that may run, of which two are for states of the tree.
+#: Of the slots for states, or for KV of windows, so many may be locked by those that wait to be copied out; SGLang has
+#: five for each request that may run, of which two are for states of the tree.
 STATES_WAITING_SHARE = 0.1
+#: Ends of prefixes of which is remembered when a window was offered there; and after how many requests it is again, if
+#: one comes with that prefix.
+MOST_WINDOWS, WINDOW_AGAIN = 1 << 14, 64
 
 
 class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
@@ -63,6 +67,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self._arrived = 0  # requests, so far
         #: By the last page of prefixes with a state: how often they have come back, the latest last.
         self.came_back: dict[str, int] = {}
+        #: By the last page of prefixes that the device had: how many requests had come when their window was offered.
+        #: The latest last.
+        self.windows_met: dict[str, int] = {}
+        self._chain_end: Any = None  # the last node of those that are being offered
         #: Those that came before the one that SGLang computes in chunks, and waited for their pages when it began.
         self._overtaken: list[TieredRequest] = []
 
@@ -140,9 +148,16 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
             request.begin(tail, prefix, self.cache_linker.pool.states)
-        if request.state_pages and not restarts and self._device_is_to_have(request.tail):
+        if self._has_windows:
+            if prefix and not restarts:
+                self._meet_window(node, prefix[-1])
+        elif request.state_pages and not restarts and self._device_is_to_have(request.tail):
             request.give_up()
         return request
+
+    @property
+    def _has_windows(self) -> bool:
+        return self.cache_linker.state_pool is PoolName.SWA
 
     def _device_is_to_have(self, tail: Sequence[str]) -> bool:
         """Whether a prefix is to be computed though it is held with its state, so that SGLang keeps it on the device.
@@ -362,14 +377,50 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
                 depth=len(before) + 1,
             )
         states = [one for one in transfers if one.name != node.name]
-        if states and not self._state_may_wait():
-            # It stays where it is, and may leave: the device needs its slot sooner than it would be copied.
-            with self.cache.locking_no_state():
-                super()._offload_node(node_id, [offered])
+        if self._has_windows:
+            # SGLang cuts a node in two before its last window, and offers both: of use is the one behind which a
+            # prompt, a chunk or an answer ends.
+            states = [self._window(node_id, node.device_indices)] if states and node_id == self._chain_end else []
+            may_wait = bool(states) and self._state_may_wait()
+        else:
+            may_wait = not states or self._state_may_wait()
+        if may_wait:
+            super()._offload_node(node_id, [offered, *states])
             return
-        super()._offload_node(node_id, [offered, *states])
+        # A state stays where it is, and may leave: the device needs its slot sooner than it would be copied.
+        with self.cache.locking_no_state():
+            super()._offload_node(node_id, [offered])
 
-    def offload_state(self, node_id: Any, slot: Any) -> None:
+    def offload_nodes(self, node_ids: Sequence[Any]) -> None:
+        self._chain_end = node_ids[-1]
+        super().offload_nodes(node_ids)
+
+    def _window(self, node_id: Any, rows: Any) -> PoolTransfer:
+        """KV of the last tokens before the end of a node; `rows`: of the node, in the pool of all tokens. SGLang itself
+        would offer what the node has of it, which may be less than a window."""
+        states = self.cache_linker.pool.states
+        assert states is not None, "windows of a model that has none"
+        most = states.parts * states.slot_tokens
+        if len(rows) < most:
+            rows = self.cache.path_device_indices(node_id)
+        allocator = self.cache.token_to_kv_pool_allocator
+        return PoolTransfer(
+            name=PoolName.SWA, device_indices=allocator.translate_swa_indices_for_transfer(rows[-most:])
+        )
+
+    def _meet_window(self, node_id: Any, end: str) -> None:
+        """A request came with a prefix that the device has, up to page `end`. Where SGLang has cut a node in two there,
+        it was stored without its window; or the tiers have lost that, or passed it over. What they hold ranks do not
+        know of each other: so it is offered by how many requests have come since, the same on every rank."""
+        if self._arrived < self.windows_met.get(end, -WINDOW_AGAIN) + WINDOW_AGAIN:
+            return
+        self.windows_met.pop(end, None)
+        self.windows_met[end] = self._arrived
+        while len(self.windows_met) > MOST_WINDOWS:
+            del self.windows_met[next(iter(self.windows_met))]
+        self.offload_state(node_id, self._window(node_id, ()).device_indices)
+
+    def offload_state(self, node_id: Any, slots: Any) -> None:
         """Offer the state that has just come behind a node, unless the node has been offered with it."""
         if any(offload.lock_node_id == node_id for offload in self.pending_offloads) or not self._state_may_wait():
             return
@@ -385,7 +436,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             depth=len(hashes),
         )
         lock = self.cache.inc_lock_ref(node_id).to_dec_params()
-        self.cache_linker.offload([last, PoolTransfer(name=PoolName.MAMBA, device_indices=slot)])
+        self.cache_linker.offload([last, PoolTransfer(name=self.cache_linker.state_pool, device_indices=slots)])
         # No node is told of: what SGLang knows of this one stays so.
         self.pending_offloads.append(_PendingOffload(node_id, lock, []))
 
@@ -393,16 +444,20 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         """Whether one state more may be locked until it has been copied. SGLang admits requests without asking whether
         there are slots for their states, and ends where there are none: what it may need in one round stays free, or
         can be evicted. The same on every rank."""
+        component = self.cache.state_component
+        waiting = sum(component not in offload.lock_params.skipped_lock_components for offload in self.pending_offloads)
+        if component is ComponentType.SWA:
+            # It asks whether there is room for windows: they need not all be short of it.
+            states = self.cache_linker.pool.states
+            assert states is not None, "windows of a model that has none"
+            return waiting == 0 or waiting * states.parts < states.slots * STATES_WAITING_SHARE
         slots = self.cache.req_to_token_pool.mamba_allocator
-        waiting = sum(
-            ComponentType.MAMBA not in offload.lock_params.skipped_lock_components for offload in self.pending_offloads
-        )
         spare = int(slots.available_size() + self.cache.mamba_evictable_size())
         return waiting < slots.size * STATES_WAITING_SHARE and spare > self.cache.req_to_token_pool.size
 
     def _room(self) -> int:
-        allocator = self.cache.token_to_kv_pool_allocator
-        return int(allocator.available_size() + self.cache.evictable_size()) // int(self.cache.page_size)
+        allocator = attention_allocator(self.cache.token_to_kv_pool_allocator)
+        return int(allocator.available_size() + self.cache.full_evictable_size()) // int(self.cache.page_size)
 
     def commit_completed_offloads(self, successes: Sequence[bool]) -> None:
         super().commit_completed_offloads(successes)
@@ -438,10 +493,15 @@ class SwiftRadixCache(KeepingRadixCache):
     def init_cache_linker(self, cache_linker: Any) -> None:
         self.linker = SwiftLinkerWrapper(self, cache_linker)
 
+    @property
+    def state_component(self) -> ComponentType:
+        """The part of a node that is a state of the model's, or a window."""
+        return ComponentType.SWA if self.linker.cache_linker.state_pool is PoolName.SWA else ComponentType.MAMBA
+
     @contextlib.contextmanager
     def locking_no_state(self) -> Iterator[None]:
         """What is locked within may lose the state behind it."""
-        self._not_locked = (ComponentType.MAMBA,)
+        self._not_locked = (self.state_component,)
         try:
             yield
         finally:
@@ -571,6 +631,7 @@ class SwiftRadixCache(KeepingRadixCache):
         super().reset()
         if self.linker is not None:
             self.linker.came_back.clear()
+            self.linker.windows_met.clear()
         if self.sampler is not None:
             self.sampler.shape.clear()
         for req in waiting:
@@ -578,22 +639,37 @@ class SwiftRadixCache(KeepingRadixCache):
 
     # ---- room ----
 
+    def _evict(self, *args: Any, **kwargs: Any) -> Any:
+        """Without the state, or the window, behind it a prefix is of no use, though it stays."""
+        result = super()._evict(*args, **kwargs)
+        self.device_evictions += bool(result.swa_num_tokens_evicted or result.mamba_num_evicted)
+        return result
+
     def evict_for_alloc(self, params: Any, **how: Any) -> Any:
         """SGLang retracts requests, or ends them, where the device has no room for what they decode, and none that it
         may evict. What waits to be copied out is a part of that. The same on every rank."""
-        wanted = self.token_to_kv_pool_allocator.available_size() + params.num_tokens
+        available, windows = self._available()
+        wanted, wanted_of_windows = available + params.num_tokens, windows + params.swa_num_tokens
         result = super().evict_for_alloc(params, **how)
-        lacks = wanted - self.token_to_kv_pool_allocator.available_size()
-        if lacks <= 0 or self.linker is None or not self.linker.pending_offloads:
+        available, windows = self._available()
+        lacks, lacks_of_windows = max(0, wanted - available), max(0, wanted_of_windows - windows)
+        if not (lacks or lacks_of_windows) or self.linker is None or not self.linker.pending_offloads:
             return result
         self.linker.cache_linker.make_room()
         super().check_hicache_events()  # the answers
-        more = super().evict_for_alloc(EvictParams(num_tokens=lacks))
+        more = super().evict_for_alloc(EvictParams(num_tokens=lacks, swa_num_tokens=lacks_of_windows))
         return EvictResult(
             num_tokens_evicted=result.num_tokens_evicted + more.num_tokens_evicted,
             swa_num_tokens_evicted=result.swa_num_tokens_evicted + more.swa_num_tokens_evicted,
             mamba_num_evicted=result.mamba_num_evicted + more.mamba_num_evicted,
         )
+
+    def _available(self) -> tuple[int, int]:
+        """Tokens for whose KV there is room; and for their KV in layers with a window, where these have a pool of their
+        own."""
+        allocator = self.token_to_kv_pool_allocator
+        whole = attention_allocator(allocator)
+        return whole.available_size(), 0 if whole is allocator else allocator.swa_available_size()
 
     # ---- telemetry of the device ----
 

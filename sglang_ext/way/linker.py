@@ -92,7 +92,7 @@ class SwiftLinker(UnifiedCacheLinker):
             pool.accelerator.keep_clear_of(forward_stream)
         stack, side = build_tiers(server_args, params, pool, config)
         self._start(pool, stack, side)
-        if pool.states is not None:
+        if self.state_pool is PoolName.MAMBA:
             params.req_to_token_pool.register_layer_transfer_counter(self.loader.counter)
         self.forward_stream = forward_stream
         try:
@@ -115,8 +115,11 @@ class SwiftLinker(UnifiedCacheLinker):
         self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
         self.pools: dict[PoolName, Any] = {PoolName.KV: pool}
+        #: What SGLang calls the pool of the model's states, or windows; None where it has none.
+        self.state_pool: PoolName | None = None
         if pool.states is not None:
-            self.pools[PoolName.MAMBA] = pool.states
+            self.state_pool = PoolName.SWA if pool.states.windows else PoolName.MAMBA
+            self.pools[self.state_pool] = pool.states
         #: By id, since SGLang's interface names them so: those that wait, or compute while their pages come up.
         self.requests: dict[str, TieredRequest] = {}
         self.offloader = Offloader(pool, stack)
@@ -188,8 +191,8 @@ class SwiftLinker(UnifiedCacheLinker):
     def _state_load(self, request: TieredRequest, transfers: list[PoolTransfer]) -> StateLoad | None:
         if self.pool.states is None:
             return None
-        (slots,) = [transfer.device_indices for transfer in transfers if transfer.name == PoolName.MAMBA]
-        return StateLoad(*request.state_places(), OnTheWay(slots))
+        (rows,) = [transfer.device_indices for transfer in transfers if transfer.name == self.state_pool]
+        return StateLoad(*request.state_places(), OnTheWay(rows))
 
     @never_raises(lambda: False)
     def cancel_queued_load(self, rid: str) -> bool:
@@ -298,7 +301,7 @@ class SwiftLinker(UnifiedCacheLinker):
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
             namespace = None if self.stale_device else self.stack.digest
-            states = [OnTheWay(one.device_indices) for one in transfers if one.name == PoolName.MAMBA]
+            states = [OnTheWay(one.device_indices) for one in transfers if one.name == self.state_pool]
             ready = self.record_offload_ready()
             job = Offload(hashes, rows, ready, node.parent, node.depth, namespace, node.path, *states)
         except Exception:

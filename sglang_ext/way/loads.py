@@ -116,11 +116,11 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
 
 
 class StateLoad(NamedTuple):
-    """The state behind the promised pages of one request, into a private slot."""
+    """The state behind the promised pages of one request, into private slots."""
 
     first: int  # of its pages in the restore
     places: Places  # where they lie
-    slot: OnTheWay  # int64 [1]
+    rows: OnTheWay  # int64, those that SGLang has for it: of a window its last ones, where the device has the others
 
 
 class Load(NamedTuple):
@@ -285,8 +285,8 @@ class Loader:
         if self._pool.states is None:
             return
         for state in states:
-            (slot,) = state.slot.wait().tolist()
-            self._pool.states.copy_in(slot, self._stack.host.slab, state.places.numbers)
+            slots = self._pool.states.slots_of(state.rows.wait().numpy())
+            self._pool.states.copy_in(slots, self._stack.host.slab, state.places.numbers)
         for layer in self._pool.begin_with:
             self.counter.complete(index, layer, None)
 

@@ -296,7 +296,9 @@ class Offloader:
         room for it, the pages are held all the same: a longer prefix of theirs may have one."""
         states = self._pool.states
         assert states is not None, "a state of a model that keeps none"
-        (slot,) = state.wait().tolist()
+        slots = states.slots_of(state.wait().numpy())
+        if not len(slots):
+            return  # SGLang had given a part of it up
         keys, parent, whole = states.keys(page), page, None
         for start in range(0, len(keys), STEP_PAGES):
             step = keys[start : start + STEP_PAGES]
@@ -304,7 +306,7 @@ class Offloader:
             try:
                 if put.slots:
                     if whole is None:  # once, for all of its pages
-                        whole = states.copy_out(slot, job.ready)
+                        whole = states.copy_out(slots, job.ready)
                     where, pages = (np.asarray(one, dtype=np.int64) for one in (put.slots, put.indices))
                     self._stack.host.slab[where, : whole.shape[1]] = whole[start + pages]
                 digests = self._digests(put, list(range(len(put.slots))))

@@ -38,7 +38,11 @@ def models(tmp_path_factory):
         ("whisper", WhisperConfig(), "WhisperForConditionalGeneration"),
         ("mllama", MllamaConfig(), "MllamaForConditionalGeneration"),
         ("states", FalconH1Config(num_hidden_layers=2), "FalconH1ForCausalLM"),
-        ("two rows", Gemma3TextConfig(num_hidden_layers=6), "Gemma4ForCausalLM"),
+        (
+            "two rows",
+            Gemma3TextConfig(num_hidden_layers=2, hybrid_layer_pattern=[1, 0], v_head_dim=128),
+            "MiMoV2FlashForCausalLM",
+        ),
         ("embedding", Gemma3TextConfig(num_hidden_layers=6, use_bidirectional_attention=True), "Gemma3TextModel"),
     ):
         config.architectures = [architecture]
@@ -235,7 +239,8 @@ def test_models_and_modes(model, models):
         "mla": [*on, models["mla"]],
         "gemma": [*on, models["gemma"]],
         "embeddings": [*on, model, "--is-embedding"],
-        "own pool": [*on, models["own pool"], "--disable-hybrid-swa-memory"],
+        "own pool": [*on, models["own pool"]],
+        "no pool of their own": [*on, models["own pool"], "--disable-hybrid-swa-memory", *donor],
         "ngram": [*on, model, *ngram, "--speculative-ngram-max-bfs-breadth", "1"],
         "ngram on flashinfer": [*on, model, *ngram, "--attention-backend", "flashinfer"],
         "without tiers": ["--model-path", models["own pool"]],
@@ -243,8 +248,18 @@ def test_models_and_modes(model, models):
     refused = {
         "MllamaForConditionalGeneration has an encoder": [*on, models["mllama"]],
         "WhisperForConditionalGeneration has an encoder": [*on, models["whisper"]],
-        "TinyWindowedForCausalLM keeps .*: add --disable-hybrid-swa-memory": [*on, models["own pool"]],
-        "Gemma4ForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
+        "peer.donate: TinyWindowedForCausalLM keeps .* remove peer.donate, or add --disable-hybrid-swa-memory": [
+            *on,
+            models["own pool"],
+            *donor,
+        ],
+        "--speculative-algorithm: a model drafts for TinyWindowedForCausalLM": [
+            *on,
+            models["own pool"],
+            "--speculative-algorithm",
+            "eagle3",
+        ],
+        "MiMoV2FlashForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
         "peer.donate: FalconH1ForCausalLM has layers that keep a state": [*on, models["states"], *donor],
         "DeepseekV32ForCausalLM keeps parts of its index by request": [*on, models["pooled index"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],

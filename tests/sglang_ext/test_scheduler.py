@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 
 from support.new_weights import other_weights, sessions
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import costs_are_unknown
+from support.slow_link import costs_are_unknown, tiers_that_do_not_answer
 
 PAGE = 16
 DEVICE_TOKENS = 2048
@@ -63,21 +63,6 @@ def serve_again(s, token_ids: list[int]):
     req = s.add(token_ids)
     s.run()
     return req, s.details(req)
-
-
-@contextlib.contextmanager
-def tiers_that_do_not_answer(s, deadline=3600.0):
-    """Restores begin, and do not come to an end until this is left; requests wait for them for so many seconds."""
-    answer = threading.Event()
-    restorer = s.linker.stack.restorer
-    start, before = restorer._start, restorer._deadline_seconds
-    restorer._start = lambda restore: (answer.wait(60), start(restore))
-    restorer._deadline_seconds = deadline
-    try:
-        yield
-    finally:
-        restorer._start, restorer._deadline_seconds = start, before
-        answer.set()
 
 
 # ---- in the scheduler's process ----

@@ -1,4 +1,4 @@
-"""States of layers that keep one in place of KV, as pages."""
+"""States of layers that keep one in place of KV, and KV of windows, as pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool
 from swift_tiers.sglang_ext.pools.kept import model_layers, state_layers
@@ -46,7 +47,7 @@ def test_a_state_goes_out_in_pages_and_comes_back(layers, widths, page_bytes, la
     draw = np.random.default_rng(seed)
     states = random_states(draw, layers, widths)
     accelerator = DeferredAccelerator(seed, locked=False) if late else None
-    pool = StatePool(states, page_bytes, accelerator)
+    pool = StatePool.of_layers(states, page_bytes, accelerator)
     assert (pool.nbytes, pool.pages) == (2 * layers * sum(widths), -(-2 * layers * sum(widths) // page_bytes))
     slab = draw.integers(0, 256, (pool.pages + 3, page_bytes + 5), dtype=np.uint8)
     slots = draw.permutation(pool.pages + 3)[: pool.pages].astype(np.int64)
@@ -60,31 +61,100 @@ def test_a_state_goes_out_in_pages_and_comes_back(layers, widths, page_bytes, la
                 layer[source] = 0
                 accelerator.forward.do(lambda layer=layer, value=value: layer[source].copy_(value))
         after = [accelerator.forward.mark()]
-    slab[slots, :page_bytes] = pool.copy_out(source, after)
+    slab[slots, :page_bytes] = pool.copy_out(np.array([source]), after)
     there = slab[slots, :page_bytes].tobytes()
     assert there == wanted + bytes(len(there) - len(wanted))
     before = slab.copy()
     rest = [bytes_of(states, slot) for slot in range(SLOTS) if slot != target]
-    pool.copy_in(target, slab, slots)
+    pool.copy_in(np.array([target]), slab, slots)
     assert np.array_equal(slab, before)
     assert bytes_of(states, target) == wanted
     assert [bytes_of(states, slot) for slot in range(SLOTS) if slot != target] == rest
 
 
 def test_a_slot_that_is_none_is_an_error():
-    pool = StatePool(random_states(np.random.default_rng(0), 1, [8]), 8)
+    pool = StatePool.of_layers(random_states(np.random.default_rng(0), 1, [8]), 8)
     slab = np.zeros((4, 8), np.uint8)
     for slot in (-1, SLOTS):
         with pytest.raises(IndexError, match="none of 5"):
-            pool.copy_out(slot)
+            pool.copy_out(np.array([slot]))
         with pytest.raises(IndexError, match="none of 5"):
-            pool.copy_in(slot, slab, np.array([0, 1]))
+            pool.copy_in(np.array([slot]), slab, np.array([0, 1]))
+    for slots in ([], [1, 2]):
+        with pytest.raises(IndexError, match="slots for the 1 of a state"):
+            pool.copy_out(np.array(slots, np.int64))
     with pytest.raises(IndexError, match="1 pages of a state of 2"):
-        pool.copy_in(0, slab, np.array([0]))
+        pool.copy_in(np.array([0]), slab, np.array([0]))
+
+
+def window_planes(draw: np.random.Generator, layers: int, pages: int, tokens: int) -> list[list[torch.Tensor]]:
+    """K and V of each layer: rows of two heads of three values, a few beyond the last page."""
+    rows = pages * tokens + tokens // 2
+    return [
+        [torch.from_numpy(draw.integers(0, 256, (rows, 2, 3), dtype=np.uint8)) for _ in "kv"] for _ in range(layers)
+    ]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    layers=st.integers(1, 3),
+    tokens=st.integers(1, 5),
+    window=st.integers(1, 17),
+    page_bytes=st.integers(8, 100),
+    late=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_a_window_goes_out_and_its_last_parts_come_back(layers, tokens, window, page_bytes, late, seed):
+    """To whichever slots there are, and no others; what a short prefix lacks of a window is zero."""
+    draw = np.random.default_rng(seed)
+    planes = window_planes(draw, layers, 40, tokens)
+    accelerator = DeferredAccelerator(seed, locked=False) if late else None
+    pool = StatePool.of_windows(PoolPlanes(planes, tokens), window, page_bytes, accelerator)
+    parts = -(-window // tokens)
+    assert (pool.parts, pool.slots, pool.windows) == (parts, 40, True)
+    assert pool.nbytes == parts * 2 * layers * tokens * 6
+    # Of a prefix, and of what the device lacks of it.
+    there, wanted = sorted(draw.integers(1, parts + 1, 2).tolist(), reverse=True)
+    places = draw.permutation(np.arange(1, 40))[: there + wanted]
+    source, target = (
+        pool.slots_of((numbers[:, None] * tokens + np.arange(tokens)).reshape(-1)).astype(np.int64)
+        for numbers in (places[:there], places[there:])
+    )
+    slab = draw.integers(0, 256, (pool.pages + 3, page_bytes + 5), dtype=np.uint8)
+    rows = draw.permutation(pool.pages + 3)[: pool.pages].astype(np.int64)
+    slab[rows, :page_bytes] = pool.copy_out(source)
+    lacks = (parts - there) * pool.part_bytes
+    kept = slab[rows, :page_bytes].tobytes()
+    assert kept[:lacks] == bytes(lacks)
+
+    def of(slots: np.ndarray) -> bytes:
+        return b"".join(
+            plane[slot * tokens : (slot + 1) * tokens].numpy().tobytes()
+            for slot in slots.tolist()
+            for layer in planes
+            for plane in layer
+        )
+
+    assert kept[lacks : pool.nbytes] == of(source)
+    others = np.setdiff1d(np.arange(40), target)
+    rest = of(others)
+    pool.copy_in(target, slab, rows)
+    assert of(target) == of(source[there - wanted :])
+    assert of(others) == rest
+
+
+def test_rows_of_a_window_are_whole_slots_or_none():
+    planes = window_planes(np.random.default_rng(0), 1, 8, 4)
+    pool = StatePool.of_windows(PoolPlanes(planes, 4), 8, 64)
+    assert pool.slots_of(np.array([8, 9, 10, 11, 4, 5, 6, 7])).tolist() == [2, 1]
+    assert pool.slots_of(np.array([8, 9, 10, 11, 0, 0, 0, 0])).tolist() == [], "SGLang has given a part of it up"
+    with pytest.raises(ValueError, match="not whole slots"):
+        pool.slots_of(np.array([9, 10, 11, 12]))
+    assert pool.kinds == "1 layers of the last 8 tokens, uint8 (2, 3)"
 
 
 def test_keys_are_of_the_page_and_of_their_number():
-    pool = StatePool(random_states(np.random.default_rng(0), 2, [16]), 8)
+    pool = StatePool.of_layers(random_states(np.random.default_rng(0), 2, [16]), 8)
     keys = [key for page in (b"a" * 32, b"b" * 32) for key in pool.keys(page)]
     assert len(set(keys)) == 2 * pool.pages
     assert {len(key) for key in keys} == {32}
@@ -96,7 +166,7 @@ def test_layers_with_states_begin_with_the_kv_before_them():
     pool = HostMemoryPool([[torch.zeros(8, 1, 4) for _ in "kv"] for _ in range(2)], 4)
     plain = pool.geometry
     assert (pool.model_layers, list(pool.releases), pool.begin_with) == (2, [range(0, 1), range(1, 2)], range(0))
-    pool.keep_states(random_states(np.random.default_rng(0), 5, [8]), [2, 5], 7)
+    pool.keep_states(StatePool.of_layers(random_states(np.random.default_rng(0), 5, [8]), 64), [2, 5], 7)
     assert (pool.model_layers, list(pool.releases)) == (7, [range(2, 5), range(5, 7)])
     assert pool.begin_with == range(2)
     assert (plain.state_bytes, pool.geometry.state_bytes) == (0, 2 * 5 * 8)
@@ -131,7 +201,7 @@ def init_params(**changes: Any) -> Any:
 def test_states_are_of_two_kinds():
     states = state_layers(init_params())
     assert [[tuple(layer.shape) for layer in kind] for kind in states] == [[(5, 3, 4)] * 2, [(5, 6, 3)] * 2]
-    assert StatePool(states, 100).kinds == "float32 (3, 4), bfloat16 (6, 3)"
+    assert StatePool.of_layers(states, 100).kinds == "float32 (3, 4), bfloat16 (6, 3)"
     assert model_layers(init_params()) == ([1, 3], 4), "they count from the first layer of this rank"
     assert state_layers(SimpleNamespace(req_to_token_pool=object())) == []
 

@@ -5,7 +5,6 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import random
@@ -29,7 +28,7 @@ from swift_tiers.radix_tiering.way.observing import page_facts
 from support.fake_nvml import FakeGpu, FakeNvml
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import costs_are_unknown
+from support.slow_link import costs_are_unknown, tiers_that_do_not_answer
 
 PAGE = 16
 DEVICE_TOKENS = 2048
@@ -85,20 +84,6 @@ def truth(s, req) -> list[int]:
 def adds_up(one) -> bool:
     below = one.peer_tokens + one.host_tokens + one.ssd_tokens + one.remote_tokens
     return one.device_tokens + below + one.recomputed_tokens == one.prompt_tokens
-
-
-@contextlib.contextmanager
-def tiers_that_do_not_answer(s):
-    answer = threading.Event()
-    restorer = s.linker.stack.restorer
-    start, deadline = restorer._start, restorer._deadline_seconds
-    restorer._start = lambda restore: (answer.wait(60), start(restore))
-    restorer._deadline_seconds = 3600.0
-    try:
-        yield
-    finally:
-        restorer._start, restorer._deadline_seconds = start, deadline
-        answer.set()
 
 
 # ---- in the scheduler's process ----

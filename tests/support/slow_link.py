@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,6 +128,21 @@ def broken(s, call: str, first: int, times: float) -> Iterator[Broken]:
         yield function
     finally:
         setattr(whose, name, function.function)
+
+
+@contextmanager
+def tiers_that_do_not_answer(s, deadline: float = 3600.0) -> Iterator[None]:
+    """Restores begin, and do not come to an end until this is left; requests wait for them for so many seconds."""
+    answer = threading.Event()
+    restorer = s.linker.stack.restorer
+    start, before = restorer._start, restorer._deadline_seconds
+    restorer._start = lambda restore: (answer.wait(60), start(restore))
+    restorer._deadline_seconds = deadline
+    try:
+        yield
+    finally:
+        restorer._start, restorer._deadline_seconds = start, before
+        answer.set()
 
 
 class Unknown:

@@ -1,0 +1,278 @@
+"""A model whose layers with a sliding window have a pool of their own, in SGLang's real scheduler, over the tiers.
+
+SGLang keeps their KV of the last tokens alone: a prefix can be used where it ends with a whole window. Functions whose
+first parameter is a `StepScheduler` run in the scheduler's process.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from support.examples import exhaustive
+from support.models import WINDOW, tiny_gemma
+from support.scheduler_process import SchedulerProcess, SchedulerRanks
+from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet, tiers_that_do_not_answer
+from support.tiers_of_a_model import (
+    PAGE,
+    PLACES,
+    answers_of,
+    arguments_of,
+    cached,
+    check_place,
+    forget,
+    leave_in,
+    with_tiers,
+)
+from support.turns import (
+    answered,
+    branches,
+    conversations,
+    more_prompts_than_slots,
+    turn_over_zeros,
+    turns_at_once,
+    turns_from,
+    turns_that_stay,
+)
+
+PREPARE = "support.windowed_models.register"
+TURNS = 14
+
+
+def pages_of_a_window(s):
+    """In parts of SGLang's pool of windows, and in pages of the tiers."""
+    states = s.linker.pool.states
+    return states.windows, states.parts, states.pages
+
+
+def one_that_is_shorter(s, place):
+    """A prompt that is shorter than a window, whose prefix is in that tier alone."""
+    forget(s)
+    short = prompt(600, 5 * PAGE)
+    s.generate(short, 2)
+    leave_in(s, place)
+    req = s.add([*short, *prompt(601, 20)], 4)
+    s.run()
+    quiet(s)
+    found = list(req.output_ids), s.details(req)
+    forget(s)
+    req = s.add([*short, *prompt(601, 20)], 4)
+    s.run()
+    return found, list(req.output_ids)
+
+
+def windows_that_the_device_lacks(s):
+    """What a turn has from where whose prefix the device has, but for the windows."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    forget(s)
+    first = prompt(610, 400)
+    answer = s.generate(first, 4)
+    s.settle()
+    before = s.cache.full_evictable_size()
+    s.cache.evict(EvictParams(swa_num_tokens=10**6))
+    kept = s.cache.full_evictable_size() / before
+    req = s.add([*first, *answer, *prompt(611, 40)], 4)
+    s.run()
+    return kept, s.details(req)
+
+
+def windows_that_are_lost_while_it_waits(s):
+    """A turn that waits for its pages behind a prefix that the device has when it comes, but for its window soon."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    forget(s)
+    first = prompt(620, 400)
+    longer = [*first, *prompt(621, 300)]
+    answer = s.generate(longer)
+    leave_in(s, "ssd")
+    other = [*first, *prompt(622, 200)]
+    s.generate(other)
+    s.generate(first)
+    s.settle()
+    s.step()  # takes the results: nothing on the device is locked for being copied out
+    with tiers_that_do_not_answer(s):
+        held = s.add(longer)
+        s.step()
+        had = s.linker.requests[held.rid].device_pages
+        assert s.linker.offloader.wait()  # its window was offered when it came
+        s.step()
+        node = s.cache._match_tree(MatchPrefixParams(key=RadixKey(array("q", other)))).last_device_node
+        lock = s.cache.inc_lock_ref(node).to_dec_params()  # of the window at its end, and of all that leads there
+        s.cache.evict(EvictParams(swa_num_tokens=10**6))
+        found = s.cache._match_tree(MatchPrefixParams(key=s.linker.requests[held.rid].key))
+        lost = had - found.device_prefix_len // PAGE, found.full_kv_hit_length // PAGE
+        s.cache.dec_lock_ref(node, lock)
+    s.run()
+    quiet(s)
+    return had, lost, list(held.output_ids) == answer, s.details(held)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_gemma(tmp_path_factory.mktemp("model"), own_pool=True)
+
+
+def arguments_with(model, *more, page=PAGE):
+    return arguments_of(model, "--chunked-prefill-size", "256", *more, page=page)
+
+
+@pytest.fixture(scope="module")
+def without_tiers(model):
+    with SchedulerProcess(arguments_with(model), prepare=PREPARE) as plain:
+        yield plain
+
+
+@pytest.fixture(scope="module")
+def arguments(model, tmp_path_factory):
+    """Of a server with tiers, whose files outlive it."""
+    return arguments_with(model, *with_tiers(tmp_path_factory.mktemp("ssd")))
+
+
+@pytest.fixture(scope="module")
+def tiers(arguments):
+    with SchedulerProcess(arguments, prepare=PREPARE) as process:
+        process(costs_are_unknown)
+        yield process
+
+
+@pytest.fixture(scope="module")
+def reference(request):
+    """A server without tiers with `--all`; else the one with tiers, where nothing is cached."""
+    return request.getfixturevalue("without_tiers" if exhaustive() else "tiers")
+
+
+@pytest.fixture(scope="module")
+def expected(reference):
+    """The answers to turns."""
+    return {name: answer for name, (answer, _) in reference(turns_from, "nowhere").items()}
+
+
+@pytest.fixture(scope="module")
+def answers(reference):
+    """The answers to questions."""
+    return reference(answers_of)
+
+
+def test_a_window_is_as_many_pages_as_its_layers_have_bytes(tiers):
+    """Of four layers two have a window, and rows of one size: a page of both has the bytes of one window's part."""
+    assert tiers(pages_of_a_window) == (True, WINDOW // PAGE, WINDOW // PAGE)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_answers_are_the_same_from_every_tier(tiers, answers, place):
+    check_place(tiers, place, answers)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_turns_are_answered_as_ever_from_every_tier(tiers, expected, place):
+    for name, (answer, details) in tiers(turns_from, place).items():
+        assert answer == expected[name], (place, name)
+        assert details[place] == sum(details.values()) > 0
+
+
+@pytest.mark.parametrize("part", ["windows", "KV"])
+def test_answers_depend_on_what_is_loaded(tiers, expected, part):
+    zeroed = tiers(turn_over_zeros, part if part == "KV" else 0)
+    assert zeroed != expected["in one chunk"], "the tests above would prove nothing"
+
+
+@pytest.mark.parametrize("place", ["host", "ssd"])
+def test_a_prefix_that_is_shorter_than_a_window_comes_back(tiers, place):
+    (answer, details), right = tiers(one_that_is_shorter, place)
+    assert answer == right
+    assert details[place] == sum(details.values()) == 5 * PAGE
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_prompts_have_in_common_comes_back(tiers, place):
+    """Its window is offered when the second prompt comes: of a node that has been stored without."""
+    details = tiers(branches, place)
+    assert details[place] == sum(details.values()) == 12 * PAGE
+
+
+def test_where_the_device_has_lost_the_windows_alone_a_prefix_comes_from_the_tiers(tiers):
+    kept, details = tiers(windows_that_the_device_lacks)
+    assert kept > 0.5, "the device has lost more than windows: this tests nothing"
+    assert details["host"] == sum(details.values()) == cached([0] * 404)
+
+
+def test_where_the_device_loses_a_window_while_one_waits_behind_it_all_comes_from_the_tiers(tiers):
+    had, (lost, still_there), right, details = tiers(windows_that_are_lost_while_it_waits)
+    assert had == still_there == 400 // PAGE
+    assert lost == had, "the device still has its window: this tests nothing"
+    assert right
+    assert details["device"] == 0
+    assert sum(details.values()) == cached([0] * 700)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["served", "one load fails"])
+def test_turns_that_come_at_once_are_answered_as_ever_or_not_at_all(tiers, expected, fails):
+    *turns, other = tiers(turns_at_once, "host", fails)
+    assert other[0] == "FINISH_LENGTH"
+    for (how, answer), right in zip(turns, expected.values(), strict=True):
+        assert answer == ([] if how == "FINISH_ABORT" else right)
+    assert ("FINISH_ABORT" in [how for how, _ in turns]) == fails
+
+
+def test_a_server_whose_offloads_lag_goes_on(tiers):
+    answers, waiting = tiers(more_prompts_than_slots)
+    assert answers == [2] * 40
+    assert waiting > 8, "they did not lag: this tests nothing"
+
+
+@pytest.mark.parametrize(
+    ("seed", "host"),
+    [
+        pytest.param(1, "448KiB", id="host memory for little"),
+        pytest.param(2, "448KiB", id="others", marks=pytest.mark.exhaustive),
+        pytest.param(2, "32MiB", id="host memory for all", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_conversations_go_on_as_ever_whatever_is_forgotten(model, without_tiers, tmp_path, host, seed):
+    """Windows are evicted before, after and with pages before them; of what is left the longest prefix with its window
+    comes back."""
+    talked, _ = without_tiers(conversations, seed, TURNS, False)
+    arguments = arguments_with(model, *with_tiers(tmp_path, host={"size": host}))
+    with SchedulerProcess(arguments, prepare=PREPARE) as process:
+        process(costs_are_unknown)
+        answers, came = process(conversations, seed, TURNS, True)
+    assert answers == talked
+    assert came["host"] + came["ssd"] > 0, came
+
+
+@pytest.mark.exhaustive
+def test_pages_may_be_of_one_token(model, tmp_path, expected):
+    arguments = arguments_with(model, *with_tiers(tmp_path), page=1)
+    with SchedulerProcess(arguments, prepare=PREPARE) as process:
+        process(costs_are_unknown)
+        for place in PLACES:
+            for name, (answer, details) in process(turns_from, place).items():
+                assert answer == expected[name], (place, name)
+                assert details[place] == sum(details.values()) > 0
+
+
+@pytest.mark.exhaustive
+def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, expected):
+    turns = tiers(turns_that_stay)
+    tiers.close()
+    with SchedulerProcess(arguments, prepare=PREPARE) as restarted:
+        restarted(costs_are_unknown)
+        restarted(has_found_its_pages)
+        for name, turn in turns.items():
+            answer, details = restarted(answered, turn)
+            assert answer == expected[name]
+            assert details["ssd"] == sum(details.values()) > 0
+
+
+@pytest.mark.exhaustive
+def test_ranks_restore_what_each_of_them_has(model, tmp_path, expected):
+    """Each keeps its heads' part of a window, and they agree on a length that each has a window behind."""
+    with SchedulerRanks(2, arguments_with(model, *with_tiers(tmp_path)), prepare=PREPARE) as ranks:
+        ranks(costs_are_unknown)
+        for place in ("host", "ssd"):
+            for found in ranks(turns_from, place):
+                assert {name: answer for name, (answer, _) in found.items()} == expected
+                assert all(details[place] == sum(details.values()) > 0 for _, details in found.values())

@@ -1,0 +1,154 @@
+"""Turns of conversations with models that need more than KV of a prefix: a state, or a window, at its end.
+
+Functions whose first parameter is a `StepScheduler` run in its process.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+from support.slow_link import broken, prompt, quiet
+from support.tiers_of_a_model import ANSWER, PAGE, forget, leave_in, loading_zeros
+
+#: Prompts, and how many tokens they have: one that is computed in one piece, and one in two.
+QUESTIONS = {"in one chunk": prompt(201, 150), "in two chunks": prompt(202, 300)}
+
+
+def turn_after(s, name):
+    """A question with its answer, and a few tokens more: nothing washes out what its state says."""
+    question = QUESTIONS[name]
+    return [*question, *s.generate(question, ANSWER)[:ANSWER], *prompt(203, 3)]
+
+
+def turns_from(s, place):
+    """The answers to turns whose prefix is in that tier alone, or nowhere, and where it came from."""
+    found = {}
+    for name in QUESTIONS:
+        forget(s)
+        turn = turn_after(s, name)
+        if place == "nowhere":
+            forget(s)
+        else:
+            leave_in(s, place)
+        req = s.add(turn, ANSWER)
+        s.run()
+        found[name] = list(req.output_ids), s.details(req)
+    if place != "nowhere":
+        quiet(s)
+    return found
+
+
+@contextmanager
+def loading_zero_states(states, kind=0):
+    """Of that kind, in the order in which a pool has them."""
+    copy_in = states.copy_in
+
+    def zeroed(slots, slab, pages, after=()):
+        copy_in(slots, slab, pages, after)
+        group = states.groups[kind]
+        for plane in range(len(group.flat)):
+            group.plane_pages(plane)[slots] = 0
+
+    states.copy_in = zeroed
+    try:
+        yield
+    finally:
+        states.copy_in = copy_in
+
+
+def turn_over_zeros(s, part):
+    """Where a part of what is loaded is zeroed: the state's of kind `part`, or the KV."""
+    name, pool = "in one chunk", s.linker.pool
+    forget(s)
+    turn = turn_after(s, name)
+    leave_in(s, "host")
+    with loading_zeros(pool, "layers") if part == "KV" else loading_zero_states(pool.states, part):
+        req = s.add(turn, ANSWER)
+        s.run()
+    assert s.details(req)["host"] > 0
+    forget(s)
+    return list(req.output_ids)
+
+
+def turns_at_once(s, place, fails):
+    """The answers to both turns, and to a prompt that nobody has, which are asked for at once; `fails`: once, what is
+    loaded for them cannot be copied. How they end."""
+    forget(s)
+    turns = [turn_after(s, name) for name in QUESTIONS]
+    leave_in(s, place)
+    with broken(s, "pool.states.copy_in", 1, fails) as copies:
+        asked = [s.add(one, ANSWER) for one in (*turns, prompt(460, 90))]
+        s.run()
+    assert copies.calls, "nothing was loaded"
+    quiet(s)
+    return [(type(one.finished_reason).__name__, list(one.output_ids)) for one in asked]
+
+
+def turns_that_stay(s):
+    """Turns whose prefixes have been computed, and are kept."""
+    forget(s)
+    turns = {name: turn_after(s, name) for name in QUESTIONS}
+    s.settle()
+    return turns
+
+
+def answered(s, turn):
+    req = s.add(turn, ANSWER)
+    s.run()
+    return list(req.output_ids), s.details(req)
+
+
+def branches(s, place):
+    """Four prompts that share their beginning, one after the other: the last one when what they have in common is in
+    that tier alone. What it has from where."""
+    forget(s)
+    shared = prompt(500, 12 * PAGE)
+    for number in range(3):
+        s.generate([*shared, *prompt(501 + number, 100)], 2)
+    leave_in(s, place)
+    req = s.add([*shared, *prompt(510, 100)], 2)
+    s.run()
+    return s.details(req)
+
+
+def conversations(s, seed, turns, empty):
+    """Answers to the turns of four conversations that share their beginnings, in an order by `seed`; by `empty` the
+    device forgets all, or host memory, between some of them. What came from where, in sum."""
+    draw, served, came = random.Random(seed), [], Counter()
+    texts = [prompt(211, 150) + prompt(212 + number // 2, 60) + prompt(214 + number, 40) for number in range(4)]
+    for _ in range(turns):
+        number, more = draw.randrange(4), draw.randrange(1, 90)
+        texts[number] = texts[number] + prompt(draw.randrange(10**6), more)
+        req = s.add(texts[number], 4)
+        s.run()
+        texts[number] = texts[number] + list(req.output_ids)
+        served.append(list(req.output_ids))
+        forgets = draw.choice(["nothing", "device", "device", "memory"])
+        if empty:
+            came.update(s.details(req))
+            if forgets == "device":
+                s.empty_device()
+            elif forgets == "memory":
+                s.empty_memory()
+    return served, dict(came)
+
+
+def more_prompts_than_slots(s):
+    """Answers to many short prompts at once while nothing is copied out: SGLang takes slots for their states without
+    asking whether there are any."""
+    forget(s)
+    offloader, gate = s.linker.offloader, threading.Event()
+    copy_out = offloader._copy_out
+    offloader._copy_out = lambda job: (gate.wait(), copy_out(job))[1]
+    try:
+        asked = [s.add(prompt(400 + number, 80), 2) for number in range(40)]
+        s.run(until=lambda: all(req.finished() for req in asked))
+        waiting = len(s.cache.linker.pending_offloads)
+    finally:
+        gate.set()
+        del offloader._copy_out
+    quiet(s)
+    return [len(req.output_ids) for req in asked], waiting
