@@ -24,6 +24,8 @@ from support.redis import only_the_bundled
 from support.threads import assert_engine_threads_ended
 
 LEFT_OUT = pytest.StashKey[int]()
+#: Bytes of memory that a process of tests has when all of them are imported.
+IMPORTED = pytest.StashKey[int]()
 #: Seconds after which a test hangs, of those that `--all` runs: many worlds, each some seconds, on a machine that may
 #: be three times slower than others. Of the default run pyproject.toml says it.
 HANGS_OF_ALL = 1500
@@ -78,7 +80,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_outlives_its_file() -> Iterator[None]:
+def _nothing_outlives_its_file(pytestconfig: pytest.Config) -> Iterator[None]:
     """What tests of a file have made by `support.engine` and left open is closed with it; what they have begun
     otherwise, and not ended, fails them, not whatever comes next."""
     yield
@@ -89,13 +91,20 @@ def _nothing_outlives_its_file() -> Iterator[None]:
         else:
             engine.end_all()
     finally:
-        give_memory_back()
+        give_memory_back(pytestconfig.stash[IMPORTED])
 
 
-def give_memory_back() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What has been imported by now stays: some millions of objects, through which nobody has to look for garbage."""
+    gc.collect()
+    gc.freeze()
+    session.config.stash[IMPORTED] = psutil.Process().memory_info().rss
+
+
+def give_memory_back(imported: int) -> None:
     """What worlds and models have had, and the allocator keeps in pieces: several GB after some thousand tests, beside
-    which the servers of others find none."""
-    if psutil.Process().memory_info().rss > MOST_KEPT:
+    which the servers of others find none. `imported`: bytes that the process had before its tests."""
+    if psutil.Process().memory_info().rss > imported + MOST_KEPT:
         gc.collect()
         with contextlib.suppress(AttributeError):  # of glibc alone
             ctypes.CDLL(None).malloc_trim(0)

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from support import forked
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("radix_tiering", "sglang_ext", "console", "ops")
 #: What takes its time to import, and no door imports by itself.
@@ -71,14 +73,14 @@ def test_every_name_of_a_door_is_there(door: str) -> None:
 
 
 def test_every_name_of_a_door_to_sglang_is_there() -> None:
-    """In a process of its own: SGLang is imported there as nobody has prepared it."""
+    """In a process of its own, where SGLang is as nobody has prepared it."""
     packages = [f"swift_tiers.{door.replace('/', '.')}" for door in DOORS if door.startswith("sglang_ext")]
     code = f"""
 from importlib import import_module
 for package in map(import_module, {packages}):
     print(*[f"{{package.__name__}}.{{name}}" for name in package.__all__ if getattr(package, name) is None])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    done = forked.run(code, timeout=240)
     assert done.returncode == 0, done.stderr
     assert not done.stdout.split()
 

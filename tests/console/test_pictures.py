@@ -22,8 +22,19 @@ from support.console_world import StillFeed
 LOOKS = 24
 
 
-@pytest.mark.parametrize("colour", [True, False], ids=["colour", "monochrome"])
-@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
+#: Each size and each way to colour; all of them with `--all`.
+SIZES = {"160x48-colour": ((160, 48), True), "80x24-monochrome": ((80, 24), False)}
+OTHERS = {"160x48-monochrome": ((160, 48), False), "80x24-colour": ((80, 24), True)}
+in_all_sizes = pytest.mark.parametrize(
+    ("size", "colour"),
+    [
+        *(pytest.param(*one, id=name) for name, one in SIZES.items()),
+        *(pytest.param(*one, id=name, marks=pytest.mark.exhaustive) for name, one in OTHERS.items()),
+    ],
+)
+
+
+@in_all_sizes
 @pytest.mark.parametrize("number", range(1, len(VIEWS) + 1), ids=[view.NAME for view in VIEWS])
 def test_views(
     number: int, size: tuple[int, int], colour: bool, snap_compare: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
@@ -32,8 +43,7 @@ def test_views(
     assert snap_compare(picture(feed, colour, monkeypatch), terminal_size=size, run_before=still(feed, number))
 
 
-@pytest.mark.parametrize("colour", [True, False], ids=["colour", "monochrome"])
-@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
+@in_all_sizes
 def test_links_of_servers_on_gpus(
     size: tuple[int, int], colour: bool, snap_compare: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

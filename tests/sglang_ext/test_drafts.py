@@ -49,7 +49,7 @@ class Drafting(NamedTuple):
 #: pool that it tells of in one way, and in the other; and a plain model with plain names, which both show in parts.
 KINDS = [
     Drafting("EAGLE", "eagle", 2),
-    Drafting("NEXTN", "mtp", 1),
+    pytest.param(Drafting("NEXTN", "mtp", 1), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("STANDALONE", "itself", 4), marks=pytest.mark.exhaustive),
 ]
 
@@ -92,7 +92,7 @@ def arguments_with(kind, models, directory):
 @pytest.fixture(scope="module")
 def drafting(kind, models, tmp_path_factory):
     arguments = arguments_with(kind, models, tmp_path_factory.mktemp("ssd"))
-    with SchedulerProcess(arguments, speculating_on_cpu.ENVIRONMENT, prepare=PREPARE) as process:
+    with SchedulerProcess(arguments, speculating_on_cpu.ENVIRONMENT, prepare=PREPARE, fresh=True) as process:
         process(costs_are_unknown)
         yield process
 
@@ -186,7 +186,7 @@ def test_nothing_is_computed_while_pages_come_up(drafting):
 def test_ranks_draft_the_same_behind_a_prefix_from_a_tier(kind, models, tmp_path):
     """Each has its heads' part of the draft's rows."""
     arguments = arguments_with(kind, models, tmp_path)
-    with SchedulerRanks(2, arguments, speculating_on_cpu.ENVIRONMENT, PREPARE) as ranks:
+    with SchedulerRanks(2, arguments, speculating_on_cpu.ENVIRONMENT, PREPARE, fresh=True) as ranks:
         ranks(costs_are_unknown)
         computed = ranks(drafts_from, "nowhere")
         for place in ("host", "ssd"):

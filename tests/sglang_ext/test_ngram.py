@@ -45,6 +45,7 @@ def speculating(model, tmp_path_factory):
         [*arguments_of(model, *with_tiers(tmp_path_factory.mktemp("ssd"))), *ngram_on_cpu.ARGUMENTS],
         environment=speculating_on_cpu.ENVIRONMENT,
         prepare="support.ngram_on_cpu.install",
+        fresh=True,
     ) as process:
         process(costs_are_unknown)
         yield process

@@ -435,6 +435,7 @@ def test_drafts_of_ngram_are_verified_as_answers_are_made(tmp_path):
         [*arguments_of(model, *with_tiers(tmp_path)), *ngram_on_cpu.ARGUMENTS],
         environment=speculating_on_cpu.ENVIRONMENT,
         prepare="support.ngram_on_cpu.install",
+        fresh=True,
     ) as speculating:
         speculating(costs_are_unknown)
         for place in PLACES:

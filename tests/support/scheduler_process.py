@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import multiprocessing
 import os
 import socket
 import traceback
@@ -52,7 +53,8 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
 
 class SchedulerProcess:
     """Start with SGLang's arguments; use as a context manager. `prepare`: a function that is called there before
-    anything else, by its dotted path. `rank`: of several, which are made at once by `SchedulerRanks`."""
+    anything else, by its dotted path. `rank`: of several, which are made at once by `SchedulerRanks`. `fresh`: it
+    imports SGLang itself, since `prepare` changes what SGLang's modules take from each other."""
 
     def __init__(
         self,
@@ -61,12 +63,17 @@ class SchedulerProcess:
         prepare: str = "",
         *,
         rank: int | None = None,
+        fresh: bool = False,
     ) -> None:
         whole = {**os.environ, **(environment or {})}
         self._connection, theirs = CONTEXT.Pipe()
         self._asked = 0  # so often
-        self._process = CONTEXT.Process(target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True)
-        start(self._process, whole)
+        context = multiprocessing.get_context("spawn") if fresh else CONTEXT
+        self._process = context.Process(target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True)
+        if fresh:
+            self._process.start()
+        else:
+            start(self._process, whole)
         theirs.close()
         if rank is None:
             self.await_start()
@@ -123,7 +130,13 @@ class SchedulerRanks:
     """The schedulers of a server with `--tp-size`, a process each, that take the same steps; a context manager."""
 
     def __init__(
-        self, ranks: int, arguments: list[str], environment: dict[str, str] | None = None, prepare: str = ""
+        self,
+        ranks: int,
+        arguments: list[str],
+        environment: dict[str, str] | None = None,
+        prepare: str = "",
+        *,
+        fresh: bool = False,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -132,7 +145,7 @@ class SchedulerRanks:
         cores = sorted(os.sched_getaffinity(0))
         threads = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))}
         self.ranks = [
-            SchedulerProcess(all_of_them, {**threads, **(environment or {})}, prepare, rank=rank)
+            SchedulerProcess(all_of_them, {**threads, **(environment or {})}, prepare, rank=rank, fresh=fresh)
             for rank in range(ranks)
         ]
 

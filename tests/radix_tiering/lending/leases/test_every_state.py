@@ -202,7 +202,15 @@ def test_these_are_all_states() -> None:
     assert {state.__name__ for state in STATES} == all_states - {"lent"} | {"requested"}
 
 
-@pytest.mark.parametrize("strike", [Pair.kill_donor, Pair.kill_borrower, Pair.stop_donor, Pair.stop_borrower])
+@pytest.mark.parametrize(
+    "strike",
+    [
+        Pair.kill_donor,
+        Pair.kill_borrower,
+        Pair.stop_donor,
+        pytest.param(Pair.stop_borrower, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_whoever_is_struck_in_whichever_state_they_lend_and_borrow_again(
     pair: Pair, strike: Callable[[Pair], None]
 ) -> None:
