@@ -47,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="also the tests that are marked `exhaustive`, and every random example"
     )
+    parser.addoption(
+        "--late", action="store_true", help="threads of the engine get their turns late, in the tests' own process"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout, which reads its variable
@@ -55,6 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--all"):
         os.environ[ALL_VARIABLE] = "1"
         os.environ.setdefault("PYTEST_TIMEOUT", str(HANGS_OF_ALL))
+    if config.getoption("--late"):
+        from support import late_threads
+
+        late_threads.install()
     # Two processes share the tests. Models so small gain nothing by more threads, and threads that wait for each other
     # at every step, on cores that others want too, make them slower by a factor of ten.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
