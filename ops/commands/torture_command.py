@@ -22,6 +22,7 @@ KINDS = (
     "ranked",
     "shared",
     "ranks",
+    "windowed",
     "recall",
     "recall-prefix",
     "draining",

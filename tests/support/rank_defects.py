@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swift_tiers.radix_tiering.way.draining import Draining
+from swift_tiers.sglang_ext.pools.states import _Passage
 from swift_tiers.sglang_ext.way.admission import Admission
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.loads import WatchedLoadCounter
@@ -34,6 +35,17 @@ ON_RANKS = [
            "return bool(over)", "return True", seed=50),
     Defect("the batch's copies are not waited for", WatchedLoadCounter, "finish",
            "self._watch(index, self._over[index])", "return True"),
+]  # fmt: skip
+#: The same where layers have a window, in `ops/torture/test_windowed.py`.
+WITH_WINDOWS = [
+    Defect("the first parts of a window come back", _Passage, "_between",
+           "np.arange(len(self._parts) - len(slots), len(self._parts), dtype=np.int64)",
+           "np.arange(len(slots), dtype=np.int64)"),
+    Defect("a window is that of the node alone", SwiftLinkerWrapper, "_window", "if len(rows) < most:", "if False:"),
+    Defect("a window ends a page before its prefix", SwiftLinkerWrapper, "_window", "rows[-most:]",
+           "rows[-most - states.slot_tokens : -states.slot_tokens or None]"),
+    Defect("a prefix is of use without its window", TieredRequest, "promised",
+           "present = len(self.tail) if whole else 0", "present = min(present, len(self.tail))"),
 ]  # fmt: skip
 #: Not found within 250 worlds, and why. The first two cost time alone since a request whose pages are taken as they
 #: land begins with a page that will not come, too, and who waits in vain falls behind.

@@ -13,7 +13,7 @@ from typing import Any
 from ...base.errors import FAILURE, USAGE, CommandError
 from .many import MANY_HAPPENINGS, MILLION
 from .outcome import HAPPENINGS, KINDS, RANK_HAPPENINGS, Outcome, live
-from .plan import RANKS, WORLDS, Plan, from_words, make_plan
+from .plan import SERVERS, WORLDS, Plan, from_words, make_plan
 from .scenarios import SCENARIOS, SEED_ALONE
 from .shrink import shrink
 
@@ -110,7 +110,7 @@ def _plans(options: argparse.Namespace) -> Iterator[Plan]:
     if options.keep is not None or options.schedule is not None:
         if len(kinds) != 1 or options.seeds != 1 or kinds[0] in SEED_ALONE:
             raise CommandError(
-                f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join((*WORLDS, RANKS))}",
+                f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join((*WORLDS, *SERVERS))}",
                 USAGE,
             )
         plan = make_plan(kinds[0], options.seed, steps=options.steps, schedule=options.schedule, fine=options.fine)

@@ -19,7 +19,7 @@ from .devices import DEVICES_FAIL, FATES
 from .many import MANY, ManyPages
 from .neighbours import RANK_FAILURES
 from .plan import CLIENT as CLIENT_ACTIONS
-from .plan import NEIGHBOURS, RANK_TROUBLE, RANKED_TORMENTS, RANKS, SERVER, STUMBLES, TROUBLE, WORLDS, Plan, as_words
+from .plan import NEIGHBOURS, RANK_TROUBLE, RANKED_TORMENTS, SERVER, SERVERS, STUMBLES, TROUBLE, WORLDS, Plan, as_words
 from .ranks.process import servers_of_this_process
 from .scenarios import SCENARIOS, SEED_ALONE
 from .shared_store import STORES_FAIL
@@ -27,7 +27,7 @@ from .trouble import DEVICE_FAULTS
 from .world import ENDS, World
 
 #: Every kind of world, by what it is called on the command line.
-KINDS = (*WORLDS, RANKS, *SEED_ALONE)
+KINDS = (*WORLDS, *SERVERS, *SEED_ALONE)
 #: Seconds of the processor after which a step of a world is looked at: one takes microseconds, and to compile kernels
 #: at the first, less than this.
 STEP_SECONDS = 60.0
@@ -126,7 +126,7 @@ def _live(plan: Plan) -> Outcome:
         except Exception as error:  # noqa: BLE001 - as above
             return Outcome(plan, many.runner.steps, many.happened, error, many.history)
         return Outcome(plan, many.runner.steps, many.happened, None, many.history)
-    if plan.kind == RANKS:
+    if plan.kind in SERVERS:
         return _live_on_ranks(plan)
     world = World(plan)
     failure: Exception | None = None
@@ -167,7 +167,7 @@ def _in_steps(steps: Callable[[], int]) -> Iterator[None]:
 def _live_on_ranks(plan: Plan) -> Outcome:
     history: list[str] = []
     try:
-        steps, happened = servers_of_this_process().live(plan, history)
+        steps, happened = servers_of_this_process(plan.kind).live(plan, history)
     except Exception as error:  # noqa: BLE001 - whatever a rank raises is what was looked for
         return Outcome(plan, 0, Counter(), error, history)
     return Outcome(plan, steps, happened, None, history)

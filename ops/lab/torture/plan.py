@@ -19,8 +19,10 @@ WORLDS = ("trouble", "calm", "lent", "crash", "borrowed", "ranked", "shared")
 BORROWED = ("borrowed", "ranked")
 #: Of these, those of which some have pages that are coded on ssd.
 CODED = ("trouble", "calm", "crash")
-#: A world of another kind: SGLang's scheduler on one rank or several, which have to stay together.
-RANKS = "ranks"
+#: Worlds of other kinds: SGLang's scheduler on one rank or several, which have to stay together; and the same with a
+#: model whose layers with a sliding window have a pool of their own.
+RANKS, WINDOWED = "ranks", "windowed"
+SERVERS = (RANKS, WINDOWED)
 
 #: What a client does, and how often of so many.
 CLIENT = {"put": 4, "restore": 4, "leave": 1, "wait_in_line": 4}
@@ -48,8 +50,10 @@ STUMBLES = (
     "stack.restorer.step", "stack.restorer.take", "stack.restorer.split", "stack.restore", "pool.copy_in",
     "pool.copy_out", "stack.intake.begin",
 )  # fmt: skip
+#: What does besides where there are windows.
+WINDOW_STUMBLES = ("pool.states.copy_in", "pool.states.copy_out")
 #: Of these, what SGLang answers with an error: what was promised is not copied to the device.
-REFUSING = ("stack.restorer.places", "pool.copy_in")
+REFUSING = ("stack.restorer.places", "pool.copy_in", "pool.states.copy_in")
 #: Clients that are there at a time.
 CLIENTS = 3
 
@@ -125,7 +129,7 @@ def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = N
     """The world of a seed. `steps`: what each client does; whoever makes trouble does half as much."""
     plan = Plan(kind, seed, steps, seed if schedule is None else schedule, (), fine)
     draw = plan.draw("plan")
-    if kind == RANKS:
+    if kind in SERVERS:
         return plan._replace(jobs=tuple(_server(plan, draw)))
     lives = draw.randint(2, 3) if kind == "crash" else 1
     jobs = [job for life in range(lives) for job in _jobs(kind, life, steps, draw)]
@@ -144,13 +148,19 @@ def ranks_borrow(plan: Plan) -> bool:
 
 
 def ranks_land(plan: Plan) -> bool:
-    """Whether some of a server's ranks have landing memory, and host memory has little room."""
-    return ranks_borrow(plan) and plan.draw("landing on ranks").random() < 0.5
+    """Whether some of a server's ranks have landing memory, and host memory has little room. Windows never land."""
+    return plan.kind == RANKS and ranks_borrow(plan) and plan.draw("landing on ranks").random() < 0.5
 
 
 def landing_slots(plan: Plan, rank: int) -> int:
     """How many pages a rank's landing memory holds; 0: it has none."""
     return plan.draw(f"landing of rank {rank}").choice((0, 1, 2, 3)) if ranks_land(plan) else 0
+
+
+def stumble_of(plan: Plan, action: WorldAction) -> str:
+    """What fails where a rank stumbles; on whichever rank, all know it."""
+    names = STUMBLES if plan.kind == RANKS else STUMBLES + WINDOW_STUMBLES
+    return random.Random(action.seed).choice(names)
 
 
 def _server(plan: Plan, draw: random.Random) -> list[Job]:

@@ -1,7 +1,4 @@
-"""Worlds of whole servers: SGLang's own scheduler and tree on one rank or several, in virtual time.
-
-Functions whose first parameter is a `StepScheduler` run in its process, from which the ranks of each world are forked.
-"""
+"""Worlds of whole servers: SGLang's own scheduler and tree on one rank or several, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ import pytest
 
 from swift_tiers.ops.lab.torture.outcome import RANK_HAPPENINGS
 from swift_tiers.ops.lab.torture.plan import RANKS, make_plan, ranks_of
-from swift_tiers.ops.lab.torture.ranks.server import Servers, arguments
+from swift_tiers.ops.lab.torture.ranks.server import arguments
 
 from support.finding import put_in
 from support.rank_defects import NOT_FOUND, ON_RANKS
+from support.rank_worlds import first_failure, history, live
 from support.scheduler_process import SchedulerProcess
 
 #: Found again in the default run: B3 and B11 of the first look from outside.
@@ -27,53 +25,6 @@ OFTEN = ("answers", "retracted", "pages loaded", "pages from ssd", "restores spl
 MOST = 40
 
 
-# ---- in the scheduler's process ----
-
-
-def servers(s) -> Servers:
-    if not hasattr(s, "servers"):
-        s.servers = Servers.over(s)
-    return s.servers
-
-
-def live(s, seeds):
-    """Worlds of these seeds: what happened in all of them. Raises what the first one raises that fails."""
-    happened: Counter[str] = Counter()
-    for seed in seeds:
-        history: list[str] = []
-        try:
-            happened += servers(s).live(make_plan(RANKS, seed), history)[1]
-        except AssertionError as error:
-            tail = "\n".join(history[-60:])
-            raise AssertionError(f"./swift torture --kind ranks --seed {seed} --seeds 1\n{error}\n{tail}") from error
-    return happened
-
-
-def history(s, seed):
-    """What is done in a world, and how many steps its threads take."""
-    told: list[str] = []
-    steps, _ = servers(s).live(make_plan(RANKS, seed), told)
-    return steps, told
-
-
-def first_failure(s, name, most):
-    """The first world that fails with a defect, and why; None if none does."""
-    from support.mutate import mutate
-
-    (defect,) = [one for one in ON_RANKS if one.name == name]
-    with pytest.MonkeyPatch.context() as patch:
-        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
-        for seed in range(defect.seed, defect.seed + most):
-            try:
-                servers(s).live(make_plan(RANKS, seed), [])
-            except AssertionError as error:
-                return seed, str(error).splitlines()[0]
-    return None
-
-
-# ---- here ----
-
-
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory):
     with SchedulerProcess(arguments(tmp_path_factory.mktemp("ranks"))) as process:
@@ -81,7 +32,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_every_answer_is_right_and_ranks_stay_together(scheduler) -> None:
-    happened = scheduler(live, range(QUICK))
+    happened = scheduler(live, RANKS, range(QUICK))
     assert all(happened[name] for name in OFTEN), "worlds test less than they seem to"
 
 
@@ -90,14 +41,14 @@ def test_in_more_worlds_too(scheduler) -> None:
     """In the default run: the first of them."""
     happened: Counter[str] = Counter()
     for first in range(QUICK, ALL, QUICK):
-        happened += scheduler(live, range(first, first + QUICK))
+        happened += scheduler(live, RANKS, range(first, first + QUICK))
     missing = {name for name in RANK_HAPPENINGS if not happened[name]}
     assert not missing, "worlds test less than they seem to"
 
 
 def test_a_seed_is_one_history(scheduler) -> None:
     seed = next(seed for seed in range(100) if ranks_of(make_plan(RANKS, seed)) > 1)
-    assert scheduler(history, seed) == scheduler(history, seed)
+    assert scheduler(history, RANKS, seed) == scheduler(history, RANKS, seed)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +57,7 @@ def test_a_seed_is_one_history(scheduler) -> None:
 )
 def test_defects_of_the_way_to_sglang_are_found(scheduler, name: str) -> None:
     """Two that the project had are found in the default run, too."""
-    assert scheduler(first_failure, name, MOST) is not None
+    assert scheduler(first_failure, RANKS, name, MOST) is not None
 
 
 @pytest.mark.parametrize("defect", NOT_FOUND, ids=lambda defect: defect.name)

@@ -52,6 +52,7 @@ class _Share(NamedTuple):
     req: Any
     start: int  # tokens that it has before it
     rows: np.ndarray  # int64 [tokens], of the device pool
+    window_rows: np.ndarray  # the same of the pool of windows, 0 where a token has none; empty without such a pool
     numbers: np.ndarray  # uint64 [tokens]
     tokens: list[int]
 
@@ -59,12 +60,22 @@ class _Share(NamedTuple):
         """The KV of its tokens in one plane: uint64 [tokens, numbers]."""
         return self.numbers[:, None] ^ (np.arange(numbers, dtype=np.uint64) + salt)
 
-    def wrong(self, buffer: np.ndarray, wanted: np.ndarray) -> str:
-        """Which token of its prefix has other KV in this plane; empty: none has."""
-        differing = (buffer[self.rows[: self.start]] != wanted[: self.start]).any(axis=1)
+    def wrong(self, buffer: np.ndarray, wanted: np.ndarray, window: int | None) -> str:
+        """Which token of its prefix has other KV in this plane, which is of a layer that looks back so far; empty: none
+        has."""
+        first = 0 if window is None else max(0, self.start - window)
+        rows = (self.rows if window is None else self.window_rows)[first : self.start]
+        differing = (buffer[rows] != wanted[first : self.start]).any(axis=1)
         if not differing.any():
             return ""
-        return f"token {int(differing.argmax())} of {self.start} that {self.req.rid} has before it"
+        return f"token {first + int(differing.argmax())} of {self.start} that {self.req.rid} has before it"
+
+
+class _Layer(NamedTuple):
+    """What one layer of the model keeps."""
+
+    planes: list[np.ndarray]  # uint64 [rows, numbers], of K and V
+    window: int | None  # so many tokens it looks back; None: to the first
 
 
 class NumberedForward:
@@ -84,10 +95,8 @@ class NumberedForward:
         self._sleep = sleep
         runner = self._worker.model_runner
         self._pool = runner.token_to_kv_pool
-        self._planes = [
-            [as_numbers(plane[layer]) for plane in (self._pool.k_buffer, self._pool.v_buffer)]
-            for layer in range(len(self._pool.k_buffer))
-        ]
+        self._layers = layers_of(self._pool, runner.sliding_window_size)
+        self._to_windows = getattr(self._pool, "full_to_swa_index_mapping", None)
         self._rows = runner.req_to_token_pool.req_to_token
         self.tokens = 0  # computed so far
         self.compared = 0  # tokens of prefixes that were compared
@@ -99,7 +108,7 @@ class NumberedForward:
         shares = [self._share(*one) for one in zip(batch.reqs, before, lengths, strict=True)]
         self._sleep(FORWARD_SECONDS + TOKEN_SECONDS * (sum(lengths) - sum(before)))
         counter, lost, poisoned = self._pool.layer_transfer_counter, False, set[str]()
-        for layer, planes in enumerate(self._planes):
+        for layer, (planes, window) in enumerate(self._layers):
             if counter is not None:
                 counter.wait_until(layer)
                 lost = lost or _has_failed(counter, layer)
@@ -110,11 +119,12 @@ class NumberedForward:
                     wanted = share.wanted(buffer.shape[1], np.uint64((layer * 2 + plane) << 8))
                     if lost and loads:
                         poisoned.add(rid)
-                    elif rid not in poisoned and (wrong := share.wrong(buffer, wanted)):
+                    elif rid not in poisoned and (wrong := share.wrong(buffer, wanted, window)):
                         found = self._damage_comes and loads
                         assert found, f"wrong KV: {wrong}, layer {layer}"
                         poisoned.add(rid)
-                    buffer[share.rows[share.start :]] = (~wanted if rid in poisoned else wanted)[share.start :]
+                    rows = (share.rows if window is None else share.window_rows)[share.start :]
+                    buffer[rows] = (~wanted if rid in poisoned else wanted)[share.start :]
         said = [next_token(share.tokens, wrong=share.req.rid in poisoned) for share in shares]
         return GenerationBatchResult(
             logits_output=LogitsProcessorOutput(next_token_logits=None),
@@ -126,9 +136,32 @@ class NumberedForward:
         assert len(tokens) == end, f"{req.rid}: {end} tokens are to be known, {len(tokens)} are"
         rows = self._rows[req.kv.req_pool_idx, :end].numpy().astype(np.int64)
         assert len(np.unique(rows)) == end, f"{req.rid}: two of its tokens lie in one row"
+        windows = np.zeros(0, np.int64)
+        if self._to_windows is not None:
+            windows = self._to_windows.numpy()[rows]
+            assert windows[start:].all(), f"{req.rid}: a token that is computed has no row of windows"
+            there = windows[windows != 0]
+            assert len(np.unique(there)) == len(there), f"{req.rid}: two of its tokens lie in one row of windows"
         self.tokens += end - start
         self.compared += start
-        return _Share(req, start, rows, prefix_numbers(tokens), tokens)
+        return _Share(req, start, rows, windows, prefix_numbers(tokens), tokens)
+
+
+def layers_of(pool: Any, window: int | None) -> list[_Layer]:
+    """Of SGLang's pool, in the model's order. `window`: of the layers whose KV is in a pool of their own."""
+    mapping = getattr(pool, "layers_mapping", None)
+    places: list[tuple[Any, int, int | None]]
+    if mapping is None:
+        places = [(pool, layer, None) for layer in range(len(pool.k_buffer))]
+    else:
+        places = [
+            (pool.swa_kv_pool, number, window) if has_window else (pool.full_kv_pool, number, None)
+            for number, has_window in (mapping[layer] for layer in range(len(mapping)))
+        ]
+    return [
+        _Layer([as_numbers(one.k_buffer[layer]), as_numbers(one.v_buffer[layer])], looks_back)
+        for one, layer, looks_back in places
+    ]
 
 
 def as_numbers(rows: torch.Tensor) -> np.ndarray:

@@ -21,10 +21,10 @@ END_SECONDS = 10.0
 class ServersProcess:
     """`Servers` in a process of its own, which begins where the first world is to happen."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         context = multiprocessing.get_context("forkserver")  # not a copy of whoever asks
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, kind), daemon=True)
         self._process.start()
         theirs.close()
         # Killed, as Python would do with it, it would leave behind what SGLang shares with processes of its own.
@@ -47,7 +47,7 @@ class ServersProcess:
         return steps, happened
 
 
-def _serve(theirs: Connection) -> None:
+def _serve(theirs: Connection, kind: str) -> None:
     # SGLang's log is that of ranks that stumble on purpose.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
@@ -59,7 +59,7 @@ def _serve(theirs: Connection) -> None:
         while True:
             plan, told = theirs.recv(), list[str]()
             try:
-                servers = servers or Servers()
+                servers = servers or Servers(kind)
                 theirs.send((*servers.live(plan, told), told, ""))
             except AssertionError as error:
                 theirs.send((0, Counter(), told, str(error)))
@@ -68,6 +68,6 @@ def _serve(theirs: Connection) -> None:
 
 
 @functools.cache
-def servers_of_this_process() -> ServersProcess:
-    """Its first world takes half a minute longer, in which SGLang is loaded."""
-    return ServersProcess()
+def servers_of_this_process(kind: str) -> ServersProcess:
+    """Of worlds of this kind, of which the first one takes half a minute longer, in which SGLang is loaded."""
+    return ServersProcess(kind)

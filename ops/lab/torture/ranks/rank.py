@@ -23,10 +23,11 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.layer_wise import LayerWise
 from swift_tiers.sglang_ext.way.linker import SwiftLinker
+from swift_tiers.sglang_ext.way.request import why_all_whole
 
 from ..devices import PowerArray
 from ..model_peer import ModelPeer
-from ..plan import REFUSING, STUMBLES, Job, Plan, WorldAction, landing_slots, ranks_borrow, ranks_land
+from ..plan import REFUSING, WINDOWED, Job, Plan, landing_slots, ranks_borrow, ranks_land, stumble_of
 from ..stacks import check, memory_ssd, new_stack, rows_at
 from ..state import WorldState
 from ..taking import KnownCosts
@@ -90,6 +91,7 @@ class RankWorld:
         self._aborted: set[int] = set()  # requests that were, by their number
         self._rounds = self._idle_rounds = 0
         self._armed: dict[str, ExitStack] = {}  # what stumbles when it is called next
+        self.states_loaded = 0
 
     def run(self) -> None:
         """Live it to its end. Raises AssertionError, or what the engine or SGLang does, where something is wrong."""
@@ -138,6 +140,8 @@ class RankWorld:
         policy = {"write": alike.choice(("through", "back")), "restore_deadline": "20s", "flush_cache": "host"}
         restore = {"strategy": alike.choice(("load", "token-wise", "token-wise", "auto")), "chunk": 8}
         host_pages, landing = alike.randint(8, 20), landing_slots(plan, self.number)
+        if plan.kind == WINDOWED:  # three pages more at each end of a prompt or an answer
+            host_pages *= 3
         if ranks_land(plan):
             # What lies in lent memory alone lands; ranks without landing memory have it in host memory.
             restore["strategy"] = alike.choice(("load", "auto"))
@@ -152,6 +156,8 @@ class RankWorld:
         if landing and state.peer is not None:
             _copy_from_landing(old.pool, state.stack, state.peer.landed)
         _copy_slowly(old.pool, runner.sleep, draw)
+        if old.pool.states is not None:
+            self._count_states(old.pool.states)
         if ranks_land(plan) and state.peer is not None:
             state.stack.planner.costs = KnownCosts(draw.choice((1e-4, 1e-3, 1e-2)), geometry.page_bytes)
             state.peer.lend(64)
@@ -159,7 +165,7 @@ class RankWorld:
         cache = self._s.cache
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
         cache.linker = SwiftLinkerWrapper(cache, state.linker)
-        cache.linker.whole = ""
+        cache.linker.whole = why_all_whole(scheduler, old.pool)
         cache.linker.jump_ahead = self._counted("jump_ahead", "loaded ahead")
         cache.linker.copied_first = self._counted("copied_first", "copied first")
         # By its own lights, as each rank has its own costs: they have to agree.
@@ -175,6 +181,15 @@ class RankWorld:
             waits(state.linker.layer_done_counter)
         self.forward = NumberedForward(scheduler, runner.sleep, damage_comes=_damage_may_refuse(plan))
         scheduler.tp_worker.forward_batch_generation = self.forward
+
+    def _count_states(self, states: Any) -> None:
+        copy_in = states.copy_in
+
+        def counted(*given: Any) -> None:
+            copy_in(*given)
+            self.states_loaded += 1
+
+        states.copy_in = counted
 
     def _counted(self, method: str, name: str) -> Callable[..., bool]:
         """This method of the wrapper, which counts under this name how often it says yes."""
@@ -231,8 +246,9 @@ class RankWorld:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         tokens = self._s.cache.page_size * draw.choice((draw.randint(1, 64), 64))
-        self._tell(f"the device gives up {tokens} tokens")
-        self._s.cache.evict(EvictParams(num_tokens=tokens))
+        windows = self.plan.kind == WINDOWED and draw.random() < 0.5
+        self._tell(f"the device gives up {tokens} tokens{' of windows' if windows else ''}")
+        self._s.cache.evict(EvictParams(swa_num_tokens=tokens) if windows else EvictParams(num_tokens=tokens))
 
     def _retract(self, draw: random.Random) -> None:
         """Whatever runs is taken off the device, and begins anew, as where room runs short."""
@@ -285,7 +301,7 @@ class RankWorld:
         for action in job.actions.values():
             self.runner.sleep(action.pause)
             if action.name == "stumble":
-                self._stumble(_stumble_of(action))
+                self._stumble(stumble_of(self.plan, action))
             else:
                 getattr(troublemaker, action.name)(random.Random(action.seed))
             self.state.happened[action.name] += 1
@@ -350,6 +366,7 @@ class RankWorld:
         if self.state.peer is not None:
             happened["pages from lent memory"] += snapshot.tiers["peer"].hits
             happened["pages landed"] += self.state.peer.landings
+        happened["states loaded"] += self.states_loaded
         happened["restores split"] += snapshot.restores.restores_split
         happened["restores expired"] += snapshot.restores.restores_expired
 
@@ -365,7 +382,7 @@ class RankWorld:
         """Every request has its whole answer, unless it was aborted, or its pages could not be copied to the device."""
         happened = self.state.happened
         actions = [action for job in self.plan.jobs for action in job.actions.values()]
-        refused = any(action.name == "stumble" and _stumble_of(action) in REFUSING for action in actions)
+        refused = any(action.name == "stumble" and stumble_of(self.plan, action) in REFUSING for action in actions)
         refused = refused or _damage_may_refuse(self.plan)
         for number, (req, prompt, new) in enumerate(self._asked):
             said = list(req.output_ids)
@@ -400,11 +417,6 @@ def _damage_may_refuse(plan: Plan) -> bool:
     """Whether a load may turn out to have copied a damaged page, on whichever rank."""
     actions = [action.name for job in plan.jobs for action in job.actions.values()]
     return plan.verify == "beside" and "damage_memory" in actions
-
-
-def _stumble_of(action: WorldAction) -> str:
-    """Which of `STUMBLES` an action is; on whichever rank, all know it."""
-    return random.Random(action.seed).choice(STUMBLES)
 
 
 def _words(batch: Any) -> str:

@@ -17,22 +17,33 @@ from typing import Any
 
 import torch
 
-from ..plan import Plan, ranks_of
+from ..plan import RANKS, WINDOWED, Plan, ranks_of
 from .lockstep import Over, lead
 from .rank import RankWorld
 from .scheduler import StepScheduler
 
 #: SGLang's own sizes, in tokens: small ones, so that the device is full and prompts are computed in chunks.
 PAGE, POOL, CHUNK = 4, 200, 32
+#: Tokens of a window: pages, and a part of one.
+WINDOW = 10
 
 
-def arguments(folder: Path) -> list[str]:
-    """Of a scheduler from which ranks can be forked."""
+def arguments(folder: Path, kind: str = RANKS) -> list[str]:
+    """Of a scheduler from which ranks of worlds of this kind can be forked."""
     from swift_tiers.ops.base.model import tiny_model
 
+    model = tiny_model(folder / "model")
+    if kind == WINDOWED:
+        # Every other layer; no forward is made, so that only the pools have to know of it.
+        file = model / "config.json"
+        known = json.loads(file.read_text())
+        pattern = [number % 2 for number in range(known["num_hidden_layers"])]
+        known |= {"is_hybrid_swa": True, "hybrid_layer_pattern": pattern}
+        known |= {"use_sliding_window": True, "sliding_window": WINDOW}
+        file.write_text(json.dumps(known))
     config = {"host": {"size": "1MiB"}, "bus": {"enabled": False}}
     return [
-        "--model-path", str(tiny_model(folder / "model")), "--dtype", "float32", "--page-size", str(PAGE),
+        "--model-path", str(model), "--dtype", "float32", "--page-size", str(PAGE),
         "--max-total-tokens", str(POOL), "--max-running-requests", "8", "--chunked-prefill-size", str(CHUNK),
         "--disable-overlap-schedule", "--schedule-conservativeness", "0.1",
         "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
@@ -42,9 +53,9 @@ def arguments(folder: Path) -> list[str]:
 class Servers:
     """Lets worlds of servers happen. One in a process: SGLang publishes its configuration once."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         with tempfile.TemporaryDirectory(prefix="swift-torture-") as folder:
-            self._steps = StepScheduler(arguments(Path(folder)))
+            self._steps = StepScheduler(arguments(Path(folder), kind))
         self._prepare()
 
     @classmethod
