@@ -8,6 +8,7 @@ from swift_tiers.sglang_ext.way.admission import Admission
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.loads import WatchedLoadCounter
 from swift_tiers.sglang_ext.way.request import TieredRequest
+from swift_tiers.sglang_ext.way.tree_states import StatefulLinkerWrapper
 
 from .defects import Defect
 
@@ -41,8 +42,8 @@ WITH_WINDOWS = [
     Defect("the first parts of a window come back", _Passage, "_between",
            "np.arange(len(self._parts) - len(slots), len(self._parts), dtype=np.int64)",
            "np.arange(len(slots), dtype=np.int64)"),
-    Defect("a window is that of the node alone", SwiftLinkerWrapper, "_window", "if len(rows) < most:", "if False:"),
-    Defect("a window ends a page before its prefix", SwiftLinkerWrapper, "_window", "rows[-most:]",
+    Defect("a window is that of the node alone", StatefulLinkerWrapper, "_window", "if len(rows) < most:", "if False:"),
+    Defect("a window ends a page before its prefix", StatefulLinkerWrapper, "_window", "rows[-most:]",
            "rows[-most - states.slot_tokens : -states.slot_tokens or None]"),
     Defect("a prefix is of use without its window", TieredRequest, "promised",
            "present = len(self.tail) if whole else 0", "present = min(present, len(self.tail))"),
