@@ -6,7 +6,7 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -88,13 +88,14 @@ def where_pages_wait_on_one_rank(s) -> tuple[list[list[int]], list[bool]]:
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return token_wise(tmp_path_factory, page=1, tokens=TOKENS, chunk=64)
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[str]]:
+    """Of servers with files of their own."""
+    return lambda: token_wise(tmp_path_factory, page=1, tokens=TOKENS, chunk=64)
 
 
 @pytest.fixture(scope="module")
-def scheduler(arguments: list[str]) -> Iterator[SchedulerProcess]:
-    with SchedulerProcess(arguments) as process:
+def scheduler(arguments: Callable[[], list[str]]) -> Iterator[SchedulerProcess]:
+    with SchedulerProcess(arguments()) as process:
         yield process
 
 
@@ -116,8 +117,8 @@ def test_a_copy_that_hangs_keeps_its_room(scheduler) -> None:
 
 
 @pytest.mark.exhaustive
-def test_ranks_let_go_together(arguments: list[str]) -> None:
+def test_ranks_let_go_together(arguments: Callable[[], list[str]]) -> None:
     """What has been copied on one rank is let go as well: SGLang hears of what all of them have."""
-    with SchedulerRanks(2, arguments) as ranks:
+    with SchedulerRanks(2, arguments()) as ranks:
         expected = ranks(alone)[0]
         assert ranks(where_pages_wait_on_one_rank) == [(expected, [False, False])] * 2

@@ -18,10 +18,12 @@ class OfGpus(NamedTuple):
     prepare: str = ""
     #: Whether a prompt of some hundred tokens takes minutes.
     slow: bool = False
+    #: Whether `prepare` changes what SGLang's modules take from each other when they are imported.
+    fresh: bool = False
 
     def serving(self, arguments: list[str]) -> SchedulerProcess:
         """A server with these arguments, and this backend."""
-        return SchedulerProcess([*arguments, *self.arguments], self.environment, self.prepare)
+        return SchedulerProcess([*arguments, *self.arguments], self.environment, self.prepare, fresh=self.fresh)
 
 
 OF_GPUS = [
@@ -36,6 +38,7 @@ OF_GPUS = [
         flashinfer_on_cpu.ARGUMENTS,
         flashinfer_on_cpu.ENVIRONMENT,
         "support.flashinfer_on_cpu.install",
+        fresh=True,
     ),
     OfGpus(
         "FlashAttentionBackend",

@@ -22,7 +22,14 @@ from .forked import CONTEXT, become, start
 START_SECONDS = 180
 
 
-def _serve(connection: Connection, arguments: list[str], environment: dict[str, str], prepare: str, rank: int) -> None:
+def _serve(
+    connection: Connection, arguments: list[str], environment: dict[str, str], prepare: str, rank: int | None
+) -> None:
+    def resolved() -> None:
+        if rank is not None:  # the others are to find devices that nobody holds yet
+            connection.send((0, "resolved", None))
+            connection.recv()
+
     become(environment)
     # SGLang ends its process group on some errors; the tests' own must not be hit.
     os.setpgrp()
@@ -32,7 +39,7 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
         if prepare:
             module, name = prepare.rsplit(".", 1)
             getattr(importlib.import_module(module), name)()
-        scheduler = StepScheduler(arguments, rank)
+        scheduler = StepScheduler(arguments, rank or 0, resolved)
         connection.send((0, "ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side
         connection.send((0, "failed", traceback.format_exc()))
@@ -69,7 +76,7 @@ class SchedulerProcess:
         self._connection, theirs = CONTEXT.Pipe()
         self._asked = 0  # so often
         context = multiprocessing.get_context("spawn") if fresh else CONTEXT
-        self._process = context.Process(target=_serve, args=(theirs, arguments, whole, prepare, rank or 0), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, arguments, whole, prepare, rank), daemon=True)
         if fresh:
             self._process.start()
         else:
@@ -80,6 +87,10 @@ class SchedulerProcess:
 
     def await_start(self) -> None:
         self._receive(START_SECONDS)
+
+    def go_on(self) -> None:
+        """Of a rank, of which all have resolved their arguments."""
+        self._connection.send(None)
 
     def __call__(self, function: Callable[..., Any], *values: Any, timeout: float = 280) -> Any:
         """Run `function(scheduler, *values)` there; its result, or its exception as an AssertionError."""
@@ -157,6 +168,10 @@ class SchedulerRanks:
 
     def __enter__(self) -> SchedulerRanks:
         try:
+            for rank in self.ranks:
+                rank.await_start()  # to be resolved
+            for rank in self.ranks:
+                rank.go_on()
             for rank in self.ranks:
                 rank.await_start()
         except BaseException:

@@ -25,7 +25,9 @@ PATIENCE, RUN_SECONDS = 60.0, 270.0
 class StepScheduler:
     """One scheduler, one step at a time; of several ranks, which take the same steps, one."""
 
-    def __init__(self, arguments: list[str], rank: int = 0) -> None:
+    def __init__(self, arguments: list[str], rank: int = 0, resolved: Callable[[], object] = lambda: None) -> None:
+        """`resolved`: called when its arguments are, and nothing is opened yet: a server resolves them once for all
+        of its ranks, and finds devices that nobody holds."""
         import sglang.srt.managers.scheduler as module
         from sglang.srt.plugins import load_plugins
 
@@ -36,6 +38,7 @@ class StepScheduler:
             ["--device", "cpu", "--log-level", "error", "--skip-server-warmup", *arguments]
         )
         server_args.resolve_once()
+        resolved()
         ports = PortArgs.init_new(server_args)
         ranks = module.SpawnRanks(
             world_rank=module.spawn_world_rank(server_args, tp_rank=rank, pp_rank=0), dp_rank=None, gpu_id=rank
