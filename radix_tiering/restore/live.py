@@ -186,6 +186,9 @@ class _Following(Generic[Cost, Sample]):
         self._until_fit -= 1
         if self._until_fit > 0:
             return
+        if self._until_fit == 0 and self._side and not self._restarted:
+            # The next one tells whether the speed has changed: this one is not to be fitted with those before then.
+            return
         samples = reservoir.samples()
         fitted = self._fit(samples)
         if fitted is None:
