@@ -91,6 +91,17 @@ class PoolPlanes:
         return self.flat[plane][:whole].view(self.pool_pages, self.page_size, -1)
 
 
+def whole_pages(rows: np.ndarray, page_size: int) -> np.ndarray | None:
+    """The page that each `page_size` of a pool's `rows` are, int64; None where these are not whole, aligned pages."""
+    if len(rows) % page_size:
+        return None
+    table = rows.astype(np.int64, copy=False).reshape(-1, page_size)
+    first = table[:, 0]
+    if (first % page_size).any() or (table != first[:, None] + np.arange(page_size)).any():
+        return None
+    return np.ascontiguousarray(first // page_size)
+
+
 def by_kernel(device: torch.device) -> bool:
     """Whether memory of `device` is copied by kernels; else by plain torch."""
     return device.type == "cuda"

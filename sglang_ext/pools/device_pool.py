@@ -20,7 +20,7 @@ from msgspec import structs
 from swift_tiers.kernels.copy_queue import Accelerator, QueueMark
 from swift_tiers.kernels.page_codec_layout import Codec, EncodedLayout
 from swift_tiers.kernels.page_copy import copy_in, copy_out
-from swift_tiers.kernels.pool_planes import VECTOR_BYTES, PoolPlanes
+from swift_tiers.kernels.pool_planes import VECTOR_BYTES, PoolPlanes, whole_pages
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.tiers.peer.outgoing import OutgoingMemory
@@ -143,14 +143,12 @@ class DevicePool(ABC):
         slots = rows.detach().to(device="cpu", dtype=torch.int64).flatten().numpy()
         if len(slots) % self.page_size:
             raise ValueError(f"{len(slots)} rows are not whole pages of {self.page_size}")
-        table = slots.reshape(-1, self.page_size)
-        first = table[:, 0]
-        if (first % self.page_size).any() or (table != first[:, None] + np.arange(self.page_size)).any():
+        pages = whole_pages(slots, self.page_size)
+        if pages is None:
             raise ValueError("rows are not aligned pages")
-        pages = first // self.page_size
         if len(pages) and (pages.min() < 0 or pages.max() >= self.pool_pages):
             raise ValueError(f"rows lie outside the pool of {self.pool_pages} pages")
-        return np.ascontiguousarray(pages)
+        return pages
 
     def prepare(self, slab: np.ndarray) -> None:  # noqa: B027 - nothing to do for a pool in host memory
         """Do now what the first copies would wait for. To be called once, before anything is served, when landing

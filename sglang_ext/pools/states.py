@@ -18,7 +18,7 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 from swift_tiers.kernels.page_gather import JoinedCopies, ListedCopy, PageCopy, page_lists
-from swift_tiers.kernels.pool_planes import PoolPlanes
+from swift_tiers.kernels.pool_planes import PoolPlanes, whole_pages
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
 
@@ -95,11 +95,10 @@ class StatePool:
         where they are not whole slots."""
         if self.windows and not rows.all():  # row 0 is nobody's
             return np.empty(0, np.int64)
-        table = rows.astype(np.int64).reshape(-1, self.slot_tokens)
-        first = table[:, 0]
-        if (first % self.slot_tokens).any() or (table != first[:, None] + np.arange(self.slot_tokens)).any():
+        slots = whole_pages(rows, self.slot_tokens)
+        if slots is None:
             raise ValueError("rows of a state are not whole slots")
-        return first // self.slot_tokens
+        return slots
 
     def keys(self, page_key: bytes) -> list[bytes]:
         """Those of the pages of the state behind page `page_key`."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from sglang.srt.beam_search.fork import free_member_rows
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams
-from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 
@@ -376,15 +375,10 @@ class SwiftRadixCache(KeepingRadixCache):
     def init_cache_linker(self, cache_linker: Any) -> None:
         self.linker = SwiftLinkerWrapper(self, cache_linker)
 
-    @property
-    def state_component(self) -> ComponentType:
-        """The part of a node that is a state of the model's, or a window."""
-        return ComponentType.SWA if self.linker.cache_linker.state_pool is PoolName.SWA else ComponentType.MAMBA
-
     @contextlib.contextmanager
-    def locking_no_state(self) -> Iterator[None]:
-        """What is locked within may lose the state behind it."""
-        self._not_locked = (self.state_component,)
+    def locking_without(self, component: ComponentType) -> Iterator[None]:
+        """What is locked within may lose this part of it."""
+        self._not_locked = (component,)
         try:
             yield
         finally:

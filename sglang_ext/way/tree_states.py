@@ -45,6 +45,11 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
     def _has_windows(self) -> bool:
         return self.cache_linker.state_pool is PoolName.SWA
 
+    @property
+    def _component(self) -> ComponentType:
+        """The part of a node that is a state of the model's, or a window."""
+        return ComponentType.SWA if self._has_windows else ComponentType.MAMBA
+
     def _device_is_to_have(self, tail: Sequence[str]) -> bool:
         """Whether a prefix is to be computed though it is held with its state, so that SGLang keeps it on the device.
 
@@ -82,7 +87,7 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
             super()._offload_node(node_id, [offered, *states])
             return
         # A state stays where it is, and may leave: the device needs its slot sooner than it would be copied.
-        with self.cache.locking_no_state():
+        with self.cache.locking_without(self._component):
             super()._offload_node(node_id, [offered])
 
     def _window(self, node_id: Any, rows: Any) -> PoolTransfer:
@@ -104,31 +109,35 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
         know of each other: so it is offered by how many requests have come since, the same on every rank."""
         if self._arrived < self.windows_met.get(end, -WINDOW_AGAIN) + WINDOW_AGAIN:
             return
-        if not self.offload_state(node_id, self._window(node_id, ()).device_indices):
+        if not self.offload_state(node_id):
             return
         self.windows_met.pop(end, None)
         self.windows_met[end] = self._arrived
         while len(self.windows_met) > MOST_WINDOWS:
             del self.windows_met[next(iter(self.windows_met))]
 
-    def offload_state(self, node_id: Any, slots: Any) -> bool:
-        """Offer a state behind a node that has been offered without it; whether it is. One that waits to be copied may
-        have its state with it."""
+    def offload_state(self, node_id: Any, slot: Any = None) -> bool:
+        """Offer what lies behind a node that has been offered without it: the state in `slot`, or else the window.
+        Whether it is: one that waits to be copied may have it already."""
         if any(offload.lock_node_id == node_id for offload in self.pending_offloads) or not self._state_may_wait():
             return False
         hashes = [*self.cache.get_prefix_hash_values(node_id), *self.cache.tree_core.get_hash_values(node_id)]
         if not hashes:
             return False
-        rows = self.cache.path_device_indices(node_id)[-self.cache.page_size :]
+        rows = self.cache.path_device_indices(node_id)
+        if slot is None:
+            state = self._window(node_id, rows)
+        else:
+            state = PoolTransfer(name=self.cache_linker.state_pool, device_indices=slot)
         last = NodeTransfer(
             name=PoolName.KV,
             keys=hashes[-1:],
-            device_indices=rows,
+            device_indices=rows[-self.cache.page_size :],
             parent=(hashes[-2:-1] or [None])[0],
             depth=len(hashes),
         )
         lock = self.cache.inc_lock_ref(node_id).to_dec_params()
-        self.cache_linker.offload([last, PoolTransfer(name=self.cache_linker.state_pool, device_indices=slots)])
+        self.cache_linker.offload([last, state])
         # No node is told of: what SGLang knows of this one stays so.
         self.pending_offloads.append(_PendingOffload(node_id, lock, []))
         return True
@@ -137,9 +146,10 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
         """Whether one state more may be locked until it has been copied. SGLang admits requests without asking whether
         there are slots for their states, and ends where there are none: what it may need in one round stays free, or
         can be evicted. The same on every rank."""
-        component = self.cache.state_component
-        waiting = sum(component not in offload.lock_params.skipped_lock_components for offload in self.pending_offloads)
-        if component is ComponentType.SWA:
+        waiting = sum(
+            self._component not in offload.lock_params.skipped_lock_components for offload in self.pending_offloads
+        )
+        if self._has_windows:
             # It asks whether there is room for windows: they need not all be short of it.
             states = self.cache_linker.pool.states
             assert states is not None, "windows of a model that has none"

@@ -18,8 +18,9 @@ from support.examples import exhaustive
 WORLDS_EACH = 500 if exhaustive() else 100
 #: Of worlds with real donors, or a store beyond the machine, which take longer.
 FEWER = 300 if exhaustive() else 25
-#: Of a scenario, whose worlds take less, but for this one.
-IN_A_SCENARIO, LONG_SCENARIO = 2 * WORLDS_EACH, "landing-here"
+#: Of a scenario, whose worlds take less, but for one, of which the default run has fewer.
+IN_A_SCENARIO = 2 * WORLDS_EACH
+FEWER_OF = {} if exhaustive() else {"landing-here": 50}
 #: Of worlds of some thousands of pages.
 MANY_PAGES = 200 if exhaustive() else 40
 #: What needs a device, or a crash.
@@ -68,7 +69,7 @@ def test_whatever_happens_answers_are_right_and_nothing_is_left(kind: str) -> No
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_what_worlds_at_large_hardly_ever_reach(scenario: str) -> None:
-    for seed in range(IN_A_SCENARIO // 4 if scenario == LONG_SCENARIO else IN_A_SCENARIO):
+    for seed in range(FEWER_OF.get(scenario, IN_A_SCENARIO)):
         live_well(scenario, seed)
 
 

@@ -13,16 +13,19 @@ import pytest
 from support.examples import exhaustive
 from support.models import tiny_hybrid
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import costs_are_unknown, has_found_its_pages, prompt
+from support.slow_link import costs_are_unknown, prompt
 from support.tiers_of_a_model import PAGE, PLACES, arguments_of, forget, leave_in, with_tiers
 from support.turns import (
-    answered,
-    branches,
+    check_branches,
+    check_conversations,
+    check_lagging,
+    check_ranks,
+    check_restarted,
+    check_turns,
+    check_turns_at_once,
     conversations,
-    more_prompts_than_slots,
     turn_after,
     turn_over_zeros,
-    turns_at_once,
     turns_from,
     turns_that_stay,
 )
@@ -130,24 +133,16 @@ def tiers(arguments):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_turns_are_answered_as_ever_from_every_tier(tiers, expected, place):
-    for name, (answer, details) in tiers(turns_from, place).items():
-        assert answer == expected[name], (place, name)
-        assert details[place] == sum(details.values()) > 0
+    check_turns(tiers, place, expected)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["served", "one load fails"])
 def test_turns_that_come_at_once_are_answered_as_ever_or_not_at_all(tiers, expected, fails):
-    *turns, other = tiers(turns_at_once, "host", fails)
-    assert other[0] == "FINISH_LENGTH"
-    for (how, answer), right in zip(turns, expected.values(), strict=True):
-        assert answer == ([] if how == "FINISH_ABORT" else right)
-    assert ("FINISH_ABORT" in [how for how, _ in turns]) == fails
+    check_turns_at_once(tiers, expected, fails)
 
 
 def test_a_server_whose_offloads_lag_goes_on(tiers):
-    answers, waiting = tiers(more_prompts_than_slots)
-    assert answers == [2] * 40
-    assert waiting > 8, "they did not lag: this tests nothing"
+    check_lagging(tiers)
 
 
 def test_a_state_is_used_with_the_prefix_that_the_device_has(tiers):
@@ -159,8 +154,7 @@ def test_a_state_is_used_with_the_prefix_that_the_device_has(tiers):
 @pytest.mark.parametrize("place", PLACES)
 def test_what_prompts_have_in_common_comes_back(tiers, place):
     """SGLang makes a state at a branch when the second prompt comes: of a node that has been stored without."""
-    details = tiers(branches, place)
-    assert details[place] == sum(details.values()) == 12 * PAGE
+    check_branches(tiers, place)
 
 
 def test_a_prefix_that_comes_back_again_and_again_is_on_the_device_in_the_end(tiers):
@@ -194,10 +188,7 @@ def test_conversations_go_on_as_ever_whatever_is_forgotten(model, tmp_path, talk
     comes back."""
     arguments = arguments_with(model, *with_tiers(tmp_path, host={"size": host}))
     with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as process:
-        process(costs_are_unknown)
-        answers, came = process(conversations, seed, TURNS, True)
-    assert answers == talked[seed]
-    assert came["host"] + came["ssd"] > 0, came
+        check_conversations(process, talked[seed], seed, TURNS)
 
 
 @pytest.mark.exhaustive
@@ -205,12 +196,7 @@ def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, e
     turns = tiers(turns_that_stay)
     tiers.close()
     with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as restarted:
-        restarted(costs_are_unknown)
-        restarted(has_found_its_pages)
-        for name, turn in turns.items():
-            answer, details = restarted(answered, turn)
-            assert answer == expected[name]
-            assert details["ssd"] == sum(details.values()) > 0
+        check_restarted(restarted, turns, expected)
 
 
 @pytest.mark.exhaustive
@@ -218,8 +204,4 @@ def test_ranks_restore_what_each_of_them_has(model, tmp_path, expected):
     """Each keeps its heads' part of a state, and they agree on a length that each has a state behind."""
     arguments = arguments_with(model, *with_tiers(tmp_path))
     with SchedulerRanks(2, arguments, ENVIRONMENT, PREPARE) as ranks:
-        ranks(costs_are_unknown)
-        for place in ("host", "ssd"):
-            for found in ranks(turns_from, place):
-                assert {name: answer for name, (answer, _) in found.items()} == expected
-                assert all(details[place] == sum(details.values()) > 0 for _, details in found.values())
+        check_ranks(ranks, expected)

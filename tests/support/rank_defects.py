@@ -37,7 +37,7 @@ ON_RANKS = [
     Defect("the batch's copies are not waited for", WatchedLoadCounter, "finish",
            "self._watch(index, self._over[index])", "return True"),
 ]  # fmt: skip
-#: The same where layers have a window, in `ops/torture/test_windowed.py`.
+#: The same where layers have a window.
 WITH_WINDOWS = [
     Defect("the first parts of a window come back", _Passage, "_between",
            "np.arange(len(self._parts) - len(slots), len(self._parts), dtype=np.int64)",

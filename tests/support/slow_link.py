@@ -254,8 +254,6 @@ class Watch:
 
     def _settle(self) -> None:
         """Whatever the loading thread has been told is done when it comes to this."""
-        import threading
-
         import torch
 
         from swift_tiers.radix_tiering.table.held_page import Places

@@ -9,8 +9,9 @@ import random
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from typing import Any
 
-from support.slow_link import broken, prompt, quiet
+from support.slow_link import broken, costs_are_unknown, has_found_its_pages, prompt, quiet
 from support.tiers_of_a_model import ANSWER, PAGE, forget, leave_in, loading_zeros
 
 #: Prompts, and how many tokens they have: one that is computed in one piece, and one in two.
@@ -152,3 +153,62 @@ def more_prompts_than_slots(s):
         del offloader._copy_out
     quiet(s)
     return [len(req.output_ids) for req in asked], waiting
+
+
+# ---- checked in the process of the test ----
+
+
+def check_turns(process: Any, place: str, expected: dict[str, list[int]]) -> None:
+    """All turns are answered as ever, and from that tier alone."""
+    for name, (answer, details) in process(turns_from, place).items():
+        assert answer == expected[name], (place, name)
+        assert details[place] == sum(details.values()) > 0
+
+
+def check_branches(process: Any, place: str) -> None:
+    """What prompts have in common comes from that tier, all of it."""
+    details = process(branches, place)
+    assert details[place] == sum(details.values()) == 12 * PAGE
+
+
+def check_turns_at_once(process: Any, expected: dict[str, list[int]], fails: bool) -> None:
+    """They are answered as ever, or not at all; and a prompt that nobody has is."""
+    *turns, other = process(turns_at_once, "host", fails)
+    assert other[0] == "FINISH_LENGTH"
+    for (how, answer), right in zip(turns, expected.values(), strict=True):
+        assert answer == ([] if how == "FINISH_ABORT" else right)
+    assert ("FINISH_ABORT" in [how for how, _ in turns]) == fails
+
+
+def check_lagging(process: Any) -> None:
+    """A server whose offloads lag goes on."""
+    answers, waiting = process(more_prompts_than_slots)
+    assert answers == [2] * 40
+    assert waiting > 8, "they did not lag: this tests nothing"
+
+
+def check_conversations(process: Any, talked: list[list[int]], seed: int, turns: int) -> None:
+    """They go on as ever, whatever is forgotten, and some of it comes from the tiers."""
+    process(costs_are_unknown)
+    answers, came = process(conversations, seed, turns, True)
+    assert answers == talked
+    assert came["host"] + came["ssd"] > 0, came
+
+
+def check_restarted(process: Any, turns: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
+    """A server that has begun anew over the files of the one before answers from them."""
+    process(costs_are_unknown)
+    process(has_found_its_pages)
+    for name, turn in turns.items():
+        answer, details = process(answered, turn)
+        assert answer == expected[name]
+        assert details["ssd"] == sum(details.values()) > 0
+
+
+def check_ranks(ranks: Any, expected: dict[str, list[int]]) -> None:
+    """All ranks answer as ever, each from what it has itself."""
+    ranks(costs_are_unknown)
+    for place in ("host", "ssd"):
+        for found in ranks(turns_from, place):
+            assert {name: answer for name, (answer, _) in found.items()} == expected
+            assert all(details[place] == sum(details.values()) > 0 for _, details in found.values())

@@ -91,7 +91,6 @@ class RankWorld:
         self._aborted: set[int] = set()  # requests that were, by their number
         self._rounds = self._idle_rounds = 0
         self._armed: dict[str, ExitStack] = {}  # what stumbles when it is called next
-        self.states_loaded = 0
 
     def run(self) -> None:
         """Live it to its end. Raises AssertionError, or what the engine or SGLang does, where something is wrong."""
@@ -187,7 +186,7 @@ class RankWorld:
 
         def counted(*given: Any) -> None:
             copy_in(*given)
-            self.states_loaded += 1
+            self.state.happened["states loaded"] += 1
 
         states.copy_in = counted
 
@@ -366,7 +365,6 @@ class RankWorld:
         if self.state.peer is not None:
             happened["pages from lent memory"] += snapshot.tiers["peer"].hits
             happened["pages landed"] += self.state.peer.landings
-        happened["states loaded"] += self.states_loaded
         happened["restores split"] += snapshot.restores.restores_split
         happened["restores expired"] += snapshot.restores.restores_expired
 
