@@ -129,6 +129,9 @@ FOUND = [
            "self.coders.write(coded)\n"
            "        transfers = [one for one in transfers if not one.writing or len(one.placement) == 1]"),
     Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=255),
+    Defect("the system is asked for devices by the thread that serves them", IoThread, "_look_after_devices",
+           "self._lookout.ask(serving)",
+           "[self.take_out(device, 'gone') for device in serving if not self.array.present(device)]", seed=40),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
            "self._io.post(self._table_writer.run)\n    return change.wait()", "return True"),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from .device_state import PASSING, DeviceState, Service, write_failed
 from .errands import DeviceNews, IoErrand
 from .kernels import FOREIGN, RIGHT
 from .layout import SlotPlace, StoredPage, unit_identity
+from .lookout import Lookout
 from .slots import SlotAllocator
 from .transfers import PageRead, PageWrite, Transfer, VerifyPool, explain
 from .units import Units
@@ -105,6 +106,7 @@ class IoThread:
         self.codes = codes  # pages that are written, where that makes them smaller
         self.coders = Coders(coders, self._coded, runner)
         self._pool = VerifyPool(verifiers, self._verify, self._notify, runner) if verifiers else None
+        self._lookout = Lookout(array, self._not_there, runner)
         self._thread = runner.thread(self._run, "ssd-io")
         self._thread.start()
 
@@ -304,6 +306,7 @@ class IoThread:
             self._stopping = True
             self._wake.notify_all()
         self._thread.join()
+        self._lookout.close()
         self.coders.close()
         if self._pool is not None:
             self._pool.close()
@@ -647,14 +650,9 @@ class IoThread:
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL
-        late: dict[int, int] = {}
-        for state in self._devices:
-            if state.service is Service.OUT:
-                continue
-            if not self.array.present(state.device):
-                self.take_out(state.device, "no longer present")
-            elif self.units.in_flight(state.device):
-                late[state.device] = self.units.late(state.device, now - self.patience.seconds)
+        since = now - self.patience.seconds
+        serving = [state.device for state in self._devices if state.service is not Service.OUT]
+        late = {device: self._late_answers(device, since) for device in serving}
         before, self._late = self._late, {device: units for device, units in late.items() if units}
         # Answers need not arrive all at once: as long as some do that were late, more may.
         if not any(late.get(device, 0) < units for device, units in before.items()):
@@ -664,3 +662,15 @@ class IoThread:
         if self._late:
             self._next_check = now
             self.runner.sleep(LAST_CHANCE)
+        else:
+            self._lookout.ask(serving)
+
+    def _late_answers(self, device: int, since: float) -> int:
+        """What was asked before `since` and is not answered: of a device, and of the system about it."""
+        units = self.units.late(device, since) if self.units.in_flight(device) else 0
+        return units + self._lookout.silent(device, since)
+
+    def _not_there(self, device: int) -> None:
+        """A device has gone. On the thread that looks."""
+        with suppress(RuntimeError):  # it is closed meanwhile
+            self.post(lambda: self.take_out(device, "no longer present"))

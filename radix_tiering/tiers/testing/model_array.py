@@ -12,7 +12,7 @@ from ..ssd.arrays.checking import check_requests
 from ..ssd.arrays.devices import Completion, Request
 from .memory_array import MemoryArray
 
-#: How long a sync takes that is never answered, seconds: whoever waits for it has long given up.
+#: How long it takes until an answer comes that never does, seconds: whoever waits for it has long given up.
 NEVER = 1000.0
 
 
@@ -75,6 +75,9 @@ class ModelArray(MemoryArray):
         return 0
 
     def present(self, device: int) -> bool:
+        # A file system that has lost its server keeps waiting who asks it for anything; a local device does not.
+        if device in self.silent and self._draw.random() < 0.5:
+            self._runner.sleep(NEVER)
         return device not in self.lost
 
     def close(self) -> None:
