@@ -143,6 +143,11 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(
             f"{wrapper}._offload_node", ("self", "node_id", "transfers"), "tell the linker which page comes before"
         ),
+        Override(
+            f"{wrapper}.replace_pending_offload_node",
+            ("self", "ack_id", "old_node_id", "new_node_ids"),
+            "tell of a node that is cut who copies it, and not who copies its state",
+        ),
         Override(f"{wrapper}.offload_nodes", ("self", "node_ids"), "offer a window where a prompt or an answer ends"),
         Override(f"{linker}._PendingOffload.publish_node_ids", None, "offer a state of which no node is told"),
         Override(f"{ours}.lookup", ("self", "rid", "transfers"), interface),

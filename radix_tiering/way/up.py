@@ -727,10 +727,10 @@ class Restorer:
             self._reads.pump()
 
     def count_load(
-        self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0
+        self, restore: Restore, first: int, pages: int, seconds: float | None, *, failed: bool, landed: int = 0
     ) -> None:
         """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device; `landed` of
-        them were copied from landing memory."""
+        them were copied from landing memory. `seconds`: None for what is in the time of another copy."""
         with self._table.lock:
             if failed:
                 self._counts["failed_loads"] += 1
@@ -742,8 +742,9 @@ class Restorer:
             for copies in self._table.of:
                 copies.counters.hits += served.count(copies.number)
             self._table.of[HOST].counters.bytes_read += (pages - landed) * length
-            self._table.of[HOST].counters.read_latency.observe(seconds)
-            restore.story.copy_seconds += seconds
+            if seconds is not None:
+                self._table.of[HOST].counters.read_latency.observe(seconds)
+                restore.story.copy_seconds += seconds
 
     # ---- 6. the request has them, or is gone ----
 

@@ -178,7 +178,7 @@ class SwiftLinker(UnifiedCacheLinker):
             rows = OnTheWay(transfer.device_indices)
             if len(places) * self.pool.page_size != len(rows):
                 raise RuntimeError(f"{len(rows)} tokens asked for, {len(places)} pages promised")
-            state = self._state_load(request, transfers)
+            state = self._state_load(request, transfers, first + len(places))
             request.copies(first, len(places))
             self._queued[rid] = Load(request, request.restore, first, places, rows, state)
         except Exception as error:
@@ -188,11 +188,12 @@ class SwiftLinker(UnifiedCacheLinker):
             self._queued[rid] = Load(None, None, 0, Places.none(), _no_rows())
         return True
 
-    def _state_load(self, request: TieredRequest, transfers: list[PoolTransfer]) -> StateLoad | None:
+    def _state_load(self, request: TieredRequest, transfers: list[PoolTransfer], end: int) -> StateLoad | None:
+        """Of the state behind the first `end` pages of its restore."""
         if self.pool.states is None:
             return None
         (rows,) = [transfer.device_indices for transfer in transfers if transfer.name == self.state_pool]
-        return StateLoad(*request.state_places(), OnTheWay(rows))
+        return StateLoad(*request.state_places(end), OnTheWay(rows))
 
     @never_raises(lambda: False)
     def cancel_queued_load(self, rid: str) -> bool:

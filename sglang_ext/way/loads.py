@@ -334,7 +334,7 @@ class Loader:
         try:
             count(load.restore, load.first, len(load.places), seconds, failed=failed, landed=landed)
             if load.state is not None and not failed:
-                count(load.restore, load.state.first, len(load.state.places), 0.0, failed=False)
+                count(load.restore, load.state.first, len(load.state.places), None, failed=False)
         except Exception as error:
             logger.exception("swift-tiers: a load could not be counted")
             self._stack.events.emit("linker.error", where="count_load", error=repr(error))

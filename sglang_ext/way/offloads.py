@@ -305,10 +305,12 @@ class Offloader:
             put = self._stack.intake.begin(step, parent, depth + start, now, namespace)
             try:
                 if put.slots:
+                    began = self._runner.monotonic()
                     if whole is None:  # once, for all of its pages
                         whole = states.copy_out(slots, job.ready)
                     where, pages = (np.asarray(one, dtype=np.int64) for one in (put.slots, put.indices))
                     self._stack.host.slab[where, : whole.shape[1]] = whole[start + pages]
+                    self._count_link(len(where), began, self._runner.monotonic())
                 digests = self._digests(put, list(range(len(put.slots))))
             except BaseException:
                 self._stack.intake.abort(put)
@@ -392,9 +394,11 @@ class Offloader:
         if self._by_device:
             # Pages that come back are compared with these, and their checksums need not be computed once more.
             self._stack.host.digests.learn(slots, self._pool.digests(pages))
-        nbytes = len(slots) * self._pool.geometry.page_bytes
-        self._stack.links["device-host"].count(len(slots), nbytes, until - began)
+        self._count_link(len(slots), began, until)
         return digests
+
+    def _count_link(self, pages: int, began: float, ended: float) -> None:
+        self._stack.links["device-host"].count(pages, pages * self._pool.geometry.page_bytes, ended - began)
 
     def _digests(self, put: Put, where: list[int]) -> list[bytes]:
         slots = [put.slots[index] for index in where]

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+#: Ends of a prefix that are looked at together, the last first, for one that has a state: each costs a hash.
+ENDS_TOGETHER = 256
+
 
 class TieringStage(Enum):
     """How far a request has come."""
@@ -162,11 +165,16 @@ class TieredRequest:
         facts.follow(restore)
 
     def _held_with_state(self, keys: Sequence[bytes], states: StatePool) -> int:
-        """The longest part of these pages, from the first on, that is held with a state behind it."""
-        # Of a state that has its last page, all are there: no page outlives its prefix.
-        ends = [state_key(key, states.pages - 1) for key in keys[: self.stack.probe(keys)]]
-        last = self.stack.last_held(ends)
-        return 0 if last is None else last + 1
+        """The longest part of these pages, from the first on, that is held with a state behind it, and ends inside no
+        image: behind a shorter part its state is another's."""
+        for most in range(self.stack.probe(keys), 0, -ENDS_TOGETHER):
+            lengths = range(max(0, most - ENDS_TOGETHER) + 1, most + 1)
+            ends = [pages for pages in lengths if self._between_images(pages) == pages]
+            # Of a state that has its last page, all are there: no page outlives its prefix.
+            held = self.stack.last_held([state_key(keys[pages - 1], states.pages - 1) for pages in ends])
+            if held is not None:
+                return ends[held]
+        return 0
 
     @never_raises(lambda: Readiness.READY)
     def readiness(self) -> Readiness:
@@ -223,7 +231,7 @@ class TieredRequest:
         if self.state_pages:
             # Of use with its state alone, which is that behind the last page.
             whole = offset + len(hashes) >= len(self.tail) and present == len(self.tail) + self.state_pages
-            present = len(self.tail) if whole else 0
+            return len(self.tail) - offset if whole else 0
         return max(0, self._between_images(min(offset + len(hashes), present)) - offset)
 
     def _between_images(self, pages: int) -> int:
@@ -242,11 +250,13 @@ class TieredRequest:
             raise RuntimeError("the pages asked for are not the ones promised")
         return offset, self.stack.restorer.places(self.restore, offset, offset + len(hashes))
 
-    def state_places(self) -> tuple[int, Places]:
-        """Likewise of the pages of the state behind its pages."""
+    def state_places(self, end: int) -> tuple[int, Places]:
+        """Likewise of the pages of the state behind its first `end` pages, which must be all that it has."""
         if self.restore is None or not self.state_pages:
             raise RuntimeError("no state is kept for it")
         first = len(self.tail)
+        if end != first:
+            raise RuntimeError(f"{end} pages are asked for; the state that is kept is that behind {first}")
         return first, self.stack.restorer.places(self.restore, first, first + self.state_pages)
 
     def _covers(self, hashes: Sequence[str]) -> int | None:

@@ -142,6 +142,17 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.pending_offloads.append(_PendingOffload(node_id, lock, []))
         return True
 
+    def replace_pending_offload_node(self, ack_id: Any, old_node_id: Any, new_node_ids: list[Any]) -> None:
+        """A node that waits to be copied is cut in two. SGLang tells the first that waits under its lock, which may be
+        its state alone, of which no node is told."""
+        for index, pending in enumerate(self.pending_offloads):
+            told = pending.publish_node_ids
+            if pending.lock_node_id == ack_id and old_node_id in told:
+                at = told.index(old_node_id)
+                told = [*told[:at], *new_node_ids, *told[at + 1 :]]
+                self.pending_offloads[index] = pending._replace(publish_node_ids=told)
+                return
+
     def _state_may_wait(self) -> bool:
         """Whether one state more may be locked until it has been copied. SGLang admits requests without asking whether
         there are slots for their states, and ends where there are none: what it may need in one round stays free, or

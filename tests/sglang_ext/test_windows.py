@@ -6,6 +6,7 @@ first parameter is a `StepScheduler` run in the scheduler's process.
 
 from __future__ import annotations
 
+import threading
 from array import array
 
 import pytest
@@ -113,6 +114,80 @@ def windows_that_are_lost_while_it_waits(s):
     return had, lost, list(held.output_ids) == answer, s.details(held)
 
 
+def behind_an_image(s, image):
+    """A turn whose prefix is in host memory, with the window at its end, and of whose tokens `image` sees those behind
+    each: the answer, what it came from, and the answer where nothing is cached."""
+    from swift_tiers.sglang_ext.way import cache
+
+    forget(s)
+    first = prompt(620, 400)
+    turn = [*first, *prompt(621, 120)]
+    expected = s.generate(turn, TURNS)
+    forget(s)
+    s.generate(first, 2)
+    leave_in(s, "host")
+    wrapper, images_of = s.cache.linker, cache.images_of
+    wrapper.images_whole, cache.images_of = True, lambda req: [image]
+    try:
+        req = s.add(turn, TURNS)
+        s.run()
+        quiet(s)
+    finally:
+        wrapper.images_whole, cache.images_of = False, images_of
+    return list(req.output_ids), s.details(req), expected
+
+
+def counted_both_ways(s):
+    """Of one prompt and the turn that follows: pages that host memory took in; pages of the links, down and up; and
+    loads whose time was counted."""
+    forget(s)
+    stack = s.linker.stack
+
+    def links():
+        return [stack.links[name].snapshot().pages for name in ("device-host", "host-device")]
+
+    used, before = stack.host.used_slots, links()
+    loads = sum(stack.table.of[0].counters.read_latency.snapshot().counts)
+    first = prompt(630, 400)
+    s.generate(first, 2)
+    s.settle()
+    used = stack.host.used_slots - used
+    leave_in(s, "host")
+    s.generate([*first, *prompt(631, 3)], 1)
+    moved = [now - then for now, then in zip(links(), before, strict=True)]
+    return used, moved, sum(stack.table.of[0].counters.read_latency.snapshot().counts) - loads
+
+
+def told_of_a_split(s):
+    """A node waits to be copied, and before it its window; what is to be told of it before it is cut in two, and
+    after that."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    forget(s)
+    offloader, first = s.linker.offloader, prompt(640, 400)
+    copy_out, gate = offloader._copy_out, threading.Event()
+    offloader._copy_out = lambda job: False  # so that the device alone has it
+    s.generate(first, 2)
+    s.settle()
+    s.step()
+    offloader._copy_out = lambda job: gate.wait(60) and False
+    try:
+        req = s.add([*first, *prompt(641, 40)], 2)  # its match offers the window, its insert the node
+        s.run(until=req.finished)
+        wait = s.cache.linker.pending_offloads
+        before = [(one.lock_node_id, list(one.publish_node_ids)) for one in wait]
+        s.cache._match_tree(MatchPrefixParams(key=RadixKey(array("q", [*first[:320], *prompt(642, 80)]))))
+        after = [list(one.publish_node_ids) for one in wait]
+    finally:
+        gate.set()
+        s.settle()
+        offloader._copy_out = copy_out
+    s.run()
+    quiet(s)
+    return before, after
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_gemma(tmp_path_factory.mktemp("model"), own_pool=True)
@@ -206,6 +281,32 @@ def test_where_the_device_loses_a_window_while_one_waits_behind_it_all_comes_fro
     assert right
     assert details["device"] == 0
     assert sum(details.values()) == cached([0] * 700)
+
+
+@pytest.mark.parametrize(
+    ("image", "tokens"), [((100, 390), 400), ((390, 420), 256), ((100, 405), 0), ((0, 401), 0)], ids=str
+)
+def test_a_window_comes_back_behind_its_own_prefix_alone(tiers, image, tokens):
+    """There are windows behind the first chunk and behind the last page. Where one ends within an image, it is of no
+    use, nor is it behind a shorter prefix."""
+    answer, details, expected = tiers(behind_an_image, image)
+    assert answer == expected
+    assert details.get("host", 0) == tokens
+
+
+def test_windows_are_counted_as_pages_are(tiers):
+    used, (down, up), loads = tiers(counted_both_ways)
+    assert down == used
+    assert up == cached([0] * 401) // PAGE + tiers(pages_of_a_window)[2]
+    assert loads == 1, "its window comes with it"
+
+
+def test_who_copies_a_node_is_told_that_it_was_cut(tiers):
+    before, after = tiers(told_of_a_split)
+    twice = [node for node, told in before if not told and (node, [node]) in before]
+    assert twice, "the window of a node waits, and the node"
+    for (node, told), now in zip(before, after, strict=True):
+        assert len(now) == (2 if node in twice and told else len(told))
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["served", "one load fails"])

@@ -46,7 +46,7 @@ WITH_WINDOWS = [
     Defect("a window ends a page before its prefix", StatefulLinkerWrapper, "_window", "rows[-most:]",
            "rows[-most - states.slot_tokens : -states.slot_tokens or None]"),
     Defect("a prefix is of use without its window", TieredRequest, "promised",
-           "present = len(self.tail) if whole else 0", "present = min(present, len(self.tail))"),
+           "return len(self.tail) - offset if whole else 0", "return max(0, min(present, len(self.tail)) - offset)"),
 ]  # fmt: skip
 #: Not found within 250 worlds, and why. The first two cost time alone since a request whose pages are taken as they
 #: land begins with a page that will not come, too, and who waits in vain falls behind.

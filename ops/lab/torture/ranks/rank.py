@@ -20,6 +20,7 @@ import torch
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.sglang_ext.way import cache as sglang_cache
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.layer_wise import LayerWise
 from swift_tiers.sglang_ext.way.linker import SwiftLinker
@@ -91,6 +92,7 @@ class RankWorld:
         self._aborted: set[int] = set()  # requests that were, by their number
         self._rounds = self._idle_rounds = 0
         self._armed: dict[str, ExitStack] = {}  # what stumbles when it is called next
+        self._images = _images_of(plan)
 
     def run(self) -> None:
         """Live it to its end. Raises AssertionError, or what the engine or SGLang does, where something is wrong."""
@@ -103,6 +105,7 @@ class RankWorld:
                 ("time", lambda: 1.7e9 + runner.now),
             ):
                 clocks.enter_context(patch.object(time, name, now))
+            clocks.enter_context(patch.object(sglang_cache, "images_of", lambda req: self._images))
             runner.run(self._live)
 
     # ---- the server ----
@@ -165,6 +168,7 @@ class RankWorld:
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
         cache.linker = SwiftLinkerWrapper(cache, state.linker)
         cache.linker.whole = why_all_whole(scheduler, old.pool)
+        cache.linker.images_whole = bool(self._images)
         cache.linker.jump_ahead = self._counted("jump_ahead", "loaded ahead")
         cache.linker.copied_first = self._counted("copied_first", "copied first")
         # By its own lights, as each rank has its own costs: they have to agree.
@@ -390,6 +394,14 @@ class RankWorld:
                 happened["answers refused"] += 1
             happened["answers"] += 1
             happened["retracted"] += bool(req.retraction_count)
+
+
+
+def _images_of(plan: Plan) -> list[tuple[int, int]]:
+    """Tokens that are of an image in every prompt, and of no use in a part: none in half of the worlds."""
+    draw = plan.draw("images")
+    begin = draw.randrange(60)
+    return [(begin, begin + draw.randint(2, 40))] if draw.random() < 0.5 else []
 
 
 def _copy_from_landing(pool: Any, stack: TierStack, landed: np.ndarray) -> None:
