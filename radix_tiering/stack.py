@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from .base.ending import Ending
 from .base.errand_thread import ErrandThread
 from .base.errors import SwiftTiersError
 from .base.events import EventLog
-from .base.page import Namespace
+from .base.page import HeldPages, Namespace
 from .base.runner import THREADS, Runner
 from .figures.counters import DEVICE_LINKS, LinkCounters, PageFacts, StackSnapshot
 from .lending.leases.hand import LeaseHand
@@ -378,6 +378,14 @@ class TierStack:
 
     def _end_durable(self, mover: Mover, known: bool, ending: Ending) -> None:
         """`known`: what the tier has, so that its index may be written."""
+        held: Iterator[HeldPages] | None = None
+        try:
+            held = self._last_writes(mover, ending)
+        finally:
+            mover.tier.close(held if known else None, ending.left())
+
+    def _last_writes(self, mover: Mover, ending: Ending) -> Iterator[HeldPages]:
+        """Write what memory alone has, as long as there is time; then what the tier has."""
         sweeps.run(sweeps.clean(self.table))
         sweeps.run(sweeps.offer(self.table, mover, self.table.in_memory()))
         filling = self.fillings[mover.tier.name]
@@ -389,8 +397,7 @@ class TierStack:
                 self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
                 mover.clear()
         # Nobody changes pages any more, but for a part that goes.
-        held = itertools.chain(filling.rest(), self.table.held_in(mover.number))
-        mover.tier.close(held if known else None, ending.left())
+        return itertools.chain(filling.rest(), self.table.held_in(mover.number))
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""

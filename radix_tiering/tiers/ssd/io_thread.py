@@ -333,7 +333,7 @@ class IoThread:
             while True:
                 requests = self._collect()
                 admitted = self._admit()
-                command = self._commands.popleft() if self._commands else None
+                command = bool(self._commands)
                 answers = self._answers()
                 if requests or admitted or command or self._outbox or answers or self._verified():
                     break
@@ -348,10 +348,11 @@ class IoThread:
                 self._wake.wait(min(rest, CHECK_INTERVAL))
         self._begin(requests, admitted)
         self._call_back()
-        if command is not None:
-            command.run()
+        if command:
+            # Not sooner: whatever is raised above, somebody waits for its end.
+            self._commands.popleft().run()
         if self.units.all_flying:
-            wait = answers and not admitted and command is None
+            wait = answers and not admitted and not command
             self.complete(self.array.reap(1, self._reap_timeout()) if wait else self.array.reap(0))
         if self._verified():
             self._settle_verified()

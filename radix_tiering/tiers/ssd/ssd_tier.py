@@ -358,14 +358,16 @@ class SsdTier(Tier):
         """
         if self.direct is not None:
             self.direct.close()
-        self.stripes.close(None if held is None else self._index(held), timeout)
-        if not_indexed := self.stripes.not_indexed:
-            logger.warning(
-                "swift-tiers: the index of %s was not written before the end: the next start finds what is there by "
-                "the header of each slot, which takes longer",
-                ", ".join(self.stripes.names[device] for device in sorted(not_indexed)),
-            )
-        close_array(self._array, self._runner)
+        try:
+            self.stripes.close(None if held is None else self._index(held), timeout)
+            if not_indexed := self.stripes.not_indexed:
+                logger.warning(
+                    "swift-tiers: the index of %s was not written before the end: the next start finds what is there "
+                    "by the header of each slot, which takes longer",
+                    ", ".join(self.stripes.names[device] for device in sorted(not_indexed)),
+                )
+        finally:
+            close_array(self._array, self._runner)
 
     def _index(self, held: Iterable[HeldPages]) -> Iterator[StoredPages]:
         """On "ssd-io"."""

@@ -609,12 +609,14 @@ class StripeSet:
                 self._closed = True
                 patience.deadline = None if timeout is None else patience.clock() + timeout
                 self._io.wait_idle(patience.deadline)
-            if pages is not None:
-                self._io.call(lambda: self._checkpoint(in_batches(pages, PAGES_AT_A_TIME)))
-            self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
-            with self._lock:
-                self._io.wait_idle(None)
-            self._io.stop()
+            try:
+                if pages is not None:
+                    self._io.call(lambda: self._checkpoint(in_batches(pages, PAGES_AT_A_TIME)))
+            finally:  # whatever goes wrong with the index: the devices stay unclean, and are scanned
+                self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
+                with self._lock:
+                    self._io.wait_idle(None)
+                self._io.stop()
 
     def _checkpoint(self, batches: Iterable[StoredPages]) -> None:
         """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""

@@ -6,6 +6,7 @@ import errno
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -915,6 +916,60 @@ def test_whatever_is_raised_for_a_batch_everybody_is_answered_and_the_set_can_be
     assert raised.is_set()
     assert len(ended) == 2
     assert stripes.status().queued == 0
+
+
+@pytest.mark.parametrize("what", ["flush", "register"])
+def test_who_has_asked_for_something_is_answered_whatever_is_raised_in_that_round(rig, monkeypatch, what: str) -> None:
+    """A transfer comes between two rounds, and with it a command, which the next round takes; there is no memory then
+    to begin the transfer."""
+    array = rig.memory(3, 16)
+    stripes = rig.open(array, stall_seconds=0.5)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    begun, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+    stripes._io.post(lambda: (begun.set(), go_on.wait(60)))
+    assert begun.wait(60)
+    submit = array.submit
+
+    def fail(requests: object) -> None:
+        monkeypatch.setattr(array, "submit", submit)
+        raise MemoryError("submit")
+
+    monkeypatch.setattr(array, "submit", fail)
+    stripes.read(page, aligned_buffer(20_480), lambda outcome: None)
+
+    def ask() -> None:
+        if what == "flush":
+            stripes.flush_namespace(rig.NAMESPACE)
+            answered.set()
+        else:
+            stripes.register_namespace(rig.OTHER, "two", lambda durable: answered.set())
+
+    threading.Thread(target=ask, daemon=True).start()
+    wait_for(lambda: stripes._io._commands)
+    go_on.set()
+    assert answered.wait(60)
+    assert array.submit == submit, "it was reached"
+    stripes.close(None)
+
+
+@pytest.mark.parametrize("error", [MemoryError, OSError])
+def test_a_set_whose_index_cannot_be_made_is_closed_all_the_same(rig, error: type[Exception]) -> None:
+    array = rig.memory(2, 16)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+
+    def pages() -> Iterator[StoredPage]:
+        yield page
+        raise error("the index")
+
+    with pytest.raises(error, match="the index"):
+        stripes.close(pages())
+    stripes.close(None)
+    assert not stripes._io._thread.is_alive()
+    again = rig.open(array)
+    assert [one.record for one in again.recovered] == [page.record], "by its headers"
 
 
 def test_a_device_with_more_slots_than_there_are_numbers_is_refused() -> None:
