@@ -130,14 +130,18 @@ def reconcile(members: Sequence[MemberTable], generation: int) -> NamespaceTable
 
     The newest counts: a device that was away holds an earlier one. Unless it was written to meanwhile, without the
     others: then each may have handed out one id twice, or know of a flush that the other never heard of, and of every
-    namespace of which they disagree nothing that was written so far counts any more.
+    namespace of which they disagree nothing that was written so far counts any more. Two that have changed as often
+    since, each by itself, are told apart by a sequence of its own for what they agree on.
     """
     if not members:
         return NamespaceTable()
     newest = max((member.table for member in members), key=lambda table: table.sequence)
     doubtful = {digest for member in members for digest in _disagreement(newest, member)}
     next_identifier = max(member.table._next_identifier for member in members)
-    if not doubtful and next_identifier == newest._next_identifier:
+    split = any(
+        member.table.sequence == newest.sequence and member.table.encode() != newest.encode() for member in members
+    )
+    if not doubtful and not split and next_identifier == newest._next_identifier:
         return newest
     agreed = NamespaceTable(newest.entries, newest.sequence + 1, next_identifier)
     for digest in doubtful:

@@ -133,6 +133,37 @@ def test_a_device_that_was_away_during_a_flush_loses_what_was_flushed_alone(rig,
     assert found == {(rig.OTHER, number) for number in range(10, 16)}
 
 
+@BOTH
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_flush_that_both_heard_of_apart_is_known_to_each_of_them_once_they_were_together(
+    rig, images, first, repaired
+) -> None:
+    """Both tables have changed as often, and one of them flushes what the other has written since."""
+
+    def later(stripes):
+        for number in range(20, 30):
+            rig.put(stripes, number, length=8192, namespace=rig.OTHER)
+        stripes.flush_namespace(rig.NAMESPACE)
+        return []
+
+    def sooner(stripes):
+        stripes.flush_namespace(rig.NAMESPACE)
+        return [rig.put(stripes, number, length=8192) for number in range(40, 43)]
+
+    alone(rig, images, first, later)
+    alone(rig, images, 1 - first, sooner)
+    array = MemoryArray.from_images(images)
+    if repaired:
+        assert not repair(array, check(array)).failed
+    both = StripeSet.open(array)
+    assert not [page for page in both.recovered if page.record.namespace == rig.NAMESPACE]
+    both.close(None)  # as where the process is killed
+    images[:] = list(array.images)
+    found: list = []
+    alone(rig, images, 1 - first, lambda stripes: found.extend(stripes.recovered))
+    assert not [page for page in found if page.record.namespace == rig.NAMESPACE], "flushed pages came back"
+
+
 def test_of_tables_that_agree_the_newest_is_taken_as_it_is() -> None:
     table = NamespaceTable()
     table.register(THIRD, "one", 5)
