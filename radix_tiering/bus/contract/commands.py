@@ -126,7 +126,8 @@ class UnpinLease(Command, frozen=True, tag="unpin_lease"):
 
 
 class CapLending(Command, frozen=True, tag="cap_lending"):
-    """Let each rank lend no more than this, and recall what is beyond. Without a limit: as much as there is to lend."""
+    """Let each rank lend no more than this, and recall what is beyond. Without a limit: as much as there is to lend.
+    `rank`: every rank of its replica, since these lend together."""
 
     limit: str | int | None = None  # "8GiB", or bytes
     rank: RankName | None = None

@@ -276,7 +276,7 @@ def _of_leases(stack: TierStack, command: RecallLeases | PinLease | UnpinLease |
     hand = stack.lease_hand
     if hand is None or not hand.lends:
         raise CommandRefusedError("this server does not lend; set peer.donate and start it again")
-    if command.rank not in (None, hand.name.rpartition(".")[2]):
+    if not _is_meant(command, hand.name.rpartition(".")[2]):
         return "another rank was meant"
     match command:
         case RecallLeases(leases=leases, borrower=borrower):
@@ -289,6 +289,14 @@ def _of_leases(stack: TierStack, command: RecallLeases | PinLease | UnpinLease |
             return _cap_lending(stack, hand, None if limit is None else limit_bytes(limit))
         case _:
             assert_never(command)
+
+
+def _is_meant(command: RecallLeases | PinLease | UnpinLease | CapLending, rank: str) -> bool:
+    """Whether the command is for this rank. Those of one replica lend together, the same on each: one has no cap that
+    the others have not."""
+    if isinstance(command, CapLending) and command.rank is not None:
+        return command.rank.partition("-")[0] == rank.partition("-")[0]
+    return command.rank in (None, rank)
 
 
 def _recall(stack: TierStack, hand: LeaseHand, leases: int | Literal["all"], borrower: str) -> str:
@@ -311,7 +319,10 @@ def _pin_lease(stack: TierStack, hand: LeaseHand, lease: int, *, pinned: bool) -
 
 
 def _cap_lending(stack: TierStack, hand: LeaseHand, limit: int | None) -> str:
-    hand.cap(limit)
+    try:
+        hand.cap(limit)
+    except ValueError as error:
+        raise CommandRefusedError(str(error)) from None
     stack.events.emit("lending.capped", limit_bytes=limit)
     if limit is None:
         return "as much is lent as there is"

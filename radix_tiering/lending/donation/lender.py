@@ -421,5 +421,6 @@ class LenderHand(ServiceHand):
 
     def _cap(self, limit_bytes: int | None) -> None:
         lender = self._lender_now()
-        if lender is not None:
-            lender.cap(limit_bytes)
+        if lender is None:
+            raise ValueError("this server does not lend yet, or no longer")
+        lender.cap(limit_bytes)

@@ -67,7 +67,8 @@ class LeaseHand(Protocol):
         ...
 
     def cap(self, limit_bytes: int | None) -> None:
-        """Lend at most so many bytes from now on, and recall what is beyond; None: as many as there are."""
+        """Lend at most so many bytes from now on, and recall what is beyond; None: as many as there are. Raises
+        ValueError where there is nobody who lends."""
         ...
 
 

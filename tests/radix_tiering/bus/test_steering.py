@@ -873,3 +873,11 @@ def test_only_the_rank_that_is_named_obeys(lending, both: Both) -> None:
     assert obey(lending, RecallLeases(leases="all", rank="dp1-tp0")) == "another rank was meant"
     assert len(both.numbers()) == 3
     assert obey(lending, RecallLeases(leases="all", rank="dp0-tp0")) == "3 leases recalled"
+
+
+def test_a_cap_for_one_rank_is_for_all_of_its_replica(lending, both: Both) -> None:
+    """They lend together, the same on each."""
+    assert obey(lending, CapLending(limit="0", rank="dp1-tp0")) == "another rank was meant"
+    assert len(both.numbers()) == 3
+    assert obey(lending, CapLending(limit="0", rank="dp0-tp1")).startswith("at most 0B are lent")
+    wait_for(lambda: both.numbers() == [], "the return of all")
