@@ -99,7 +99,7 @@ class _Child:
                     threading.Thread(target=self.serve, args=(self.add(connection),), daemon=True).start()
                     continue
                 connection.send(msgspec.msgpack.encode(Failed(reason)))
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no thread can be started, either
                 logger.warning("swift-tiers: remote: a rank could not be let in: %s", error)
             connection.close()
 

@@ -68,8 +68,10 @@ class ChildEngine:
                 self._told(EngineAnswer(message.number, message.done, message.error))
             elif isinstance(message, Failed):
                 reason = message.reason
-        self._process.kill()
-        self._told(EngineGone(reason or self._process.how_it_ended()))
+        try:
+            self._process.kill()
+        finally:
+            self._told(EngineGone(reason or self._process.how_it_ended()))
 
     def _told(self, event: EngineEvent) -> None:
         if not self._ended:

@@ -167,11 +167,15 @@ class MetProcess:
         with self._lock:
             if self._process < 0:
                 return
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
-                select.select([self._process], [], [], KILL_SECONDS)
-            os.close(self._process)
-            self._process = -1
+            try:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._process, signal.SIGKILL)
+                    ended = select.poll()  # which takes a descriptor of any number
+                    ended.register(self._process, select.POLLIN)
+                    ended.poll(1e3 * KILL_SECONDS)
+            finally:
+                os.close(self._process)
+                self._process = -1
 
     def how_it_ended(self) -> str:
         """Nobody but its parent knows."""

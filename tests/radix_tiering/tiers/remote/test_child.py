@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -396,3 +397,26 @@ def test_an_engine_that_cannot_be_opened_says_why(server: Callable[..., Server])
     assert "no store answers at this address" in str(alone.reasons()[0])
     assert get(alone.stack, run_of("a")) == 0
     check(alone.stack)
+
+
+def test_one_that_is_met_is_killed_whatever_its_descriptor_is() -> None:
+    """`select` takes none above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("no process may have so many descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        met = child_process.MetProcess.__new__(child_process.MetProcess)
+        met._lock, met._process = threading.Lock(), os.pidfd_open(process.pid)
+        assert met._process >= 1024
+        met.kill()
+        met.kill()
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert met._process < 0
