@@ -16,6 +16,8 @@ from support.servers import START_SECONDS, Site, call, generate, prompt, snapsho
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 LENGTHS = (900, 1000, 1100, 600)
+#: How often a prompt is asked for until computing and loading meet: a machine may do the one or the other in no time.
+MEETINGS = 5
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,20 @@ def plans(site):
         yield server
 
 
+def went_as_chosen(story, choice: str, *, one_forward: bool) -> bool:
+    """Whether a request whose prefix was on ssd got it as `choice` says. `one_forward`: it fits in one, and may be
+    computed before the first page is there."""
+    found, computed, loaded = story.found, story.pages("compute"), story.pages("ssd")
+    if choice == "recompute":
+        return (found, loaded) == (0, 0)
+    assert found == computed + loaded > 0
+    if choice == "load":
+        return computed == 0
+    if choice == "layer-wise" and one_forward:
+        return 0 < story.met_layer <= story.layers
+    return choice == "auto" or 0 < computed <= found - (not one_forward)
+
+
 def test_the_same_tokens_under_every_plan(site, plans, prompts, answers) -> None:
     """Loaded, recomputed, both at once by tokens and by layers, and whatever the server decides."""
     short = len(prompts)  # fits in one forward, so that it can be computed layer by layer
@@ -130,25 +146,19 @@ def test_the_same_tokens_under_every_plan(site, plans, prompts, answers) -> None
         for choice in ("load", "recompute", "token-wise", "layer-wise", "auto"):
             command = SetPolicy(field="restore.strategy", value=choice)
             assert reader.command("plans", "tests", command, 20).state == "done"
+            attempts = MEETINGS if choice in ("token-wise", "layer-wise") else 1
             for number, answer in enumerate(expected):
-                from_ssd(plans)
-                rid = f"{choice}-{number}"
-                sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
-                body = {"input_ids": asked[number], "sampling_params": sampling, "rid": rid}
-                assert call(plans, "/generate", body)["output_ids"] == answer, rid
-                story = story_of(reader, "plans", rid)
-                found, computed, loaded = story.found, story.pages("compute"), story.pages("ssd")
-                if choice == "recompute":
-                    assert (found, loaded) == (0, 0)
-                    continue
-                assert found == computed + loaded > 0
-                if choice == "load":
-                    assert computed == 0
-                elif choice == "layer-wise" and number == short:
-                    assert 0 < story.met_layer <= story.layers
-                elif choice != "auto":
-                    # What fits in one forward may be computed before the first page is there.
-                    assert 0 < computed <= found - (number != short), (rid, story)
+                for attempt in range(attempts):
+                    from_ssd(plans)
+                    rid = f"{choice}-{number}-{attempt}"
+                    sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+                    body = {"input_ids": asked[number], "sampling_params": sampling, "rid": rid}
+                    assert call(plans, "/generate", body)["output_ids"] == answer, rid
+                    story = story_of(reader, "plans", rid)
+                    if went_as_chosen(story, choice, one_forward=number == short):
+                        break
+                else:
+                    raise AssertionError(f"{rid}: {story}")
 
 
 def story_of(reader: BusReader, server: str, rid: str):

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ BUFFERED = "buffered (no O_DIRECT here)"
 DIRECT = "O_DIRECT"
 #: Behind the name of a device file: the file in which it is being made.
 HALF_MADE = ".new"
+#: How often whoever waits for another process looks whether it still holds a device, seconds.
+LOOK_AGAIN = 0.05
 
 
 class DeviceFile:
@@ -176,8 +179,9 @@ def is_empty_file(path: Path) -> bool:
     return stat.S_ISREG(details.st_mode) and details.st_size == 0
 
 
-def open_device_file(path: Path | str) -> DeviceFile:
-    """Open `path` for direct reads and writes and lock it against every other process.
+def open_device_file(path: Path | str, wait_seconds: float = 0.0) -> DeviceFile:
+    """Open `path` for direct reads and writes and lock it against every other process; wait for so long for one that
+    still holds it.
 
     Where O_DIRECT is refused (some network and overlay file systems) it is opened buffered, and `direct` says so. An
     empty file is opened too: it is for the stripe set to say that nothing is left of a device.
@@ -185,7 +189,17 @@ def open_device_file(path: Path | str) -> DeviceFile:
     ConfigError when it is missing, of another user, a symbolic link, or neither a regular file nor a block device;
     nothing of it has been changed then.
     """
-    path = Path(path)
+    until = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return _open_unheld(Path(path))
+        except StripeSetBusyError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(LOOK_AGAIN)
+
+
+def _open_unheld(path: Path) -> DeviceFile:
     try:
         real = _without_link(path)
         kind = stat.S_IFMT(os.lstat(real).st_mode)

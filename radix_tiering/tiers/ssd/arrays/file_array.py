@@ -17,6 +17,8 @@ from .devices import NewDevice, Request
 
 #: Direct I/O resumes at a logical block; 512 is the smallest there is.
 _RESUME_BYTES = 512
+#: A server that was killed ends a moment after whoever starts the next one has heard of it: by then it has let go.
+HELD_SECONDS = 5.0
 
 
 class FileArray:
@@ -33,7 +35,7 @@ class FileArray:
                 identity = _identity(path)
                 if identity in identities:
                     raise ConfigError(f"{path}: is the same device as {identities[identity]}; name each device once")
-                self._files.append(open_device_file(path))
+                self._files.append(open_device_file(path, HELD_SECONDS))
                 identities[self._files[-1].identity] = path
         except BaseException:
             self._close_files()

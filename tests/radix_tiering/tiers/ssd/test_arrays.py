@@ -8,6 +8,7 @@ import fcntl
 import gc
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
-from swift_tiers.radix_tiering.tiers.ssd.arrays import uring
+from swift_tiers.radix_tiering.tiers.ssd.arrays import file_array, uring
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, UringArray, create_device_file, open_array
@@ -317,7 +318,8 @@ def test_a_kernel_short_of_memory_delays_requests_and_loses_none(
 
 
 @ENGINES
-def test_a_stripe_set_belongs_to_one_process(engine: str, tmp_path: Path) -> None:
+def test_a_stripe_set_belongs_to_one_process(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_array, "HELD_SECONDS", 0.1)
     paths = paths_in(tmp_path)
     gc.collect()  # what other tests have left must not go meanwhile
     handles = len(os.listdir("/proc/self/fd"))
@@ -327,6 +329,15 @@ def test_a_stripe_set_belongs_to_one_process(engine: str, tmp_path: Path) -> Non
     array.close()
     open_array(paths).close()
     assert len(os.listdir("/proc/self/fd")) == handles  # also of the set that could not be opened
+
+
+def test_the_next_server_waits_until_one_that_was_killed_has_ended(tmp_path: Path) -> None:
+    paths = paths_in(tmp_path)
+    array = open_array(paths)
+    ends = threading.Timer(0.2, array.close)
+    ends.start()
+    open_array(paths).close()
+    ends.join()
 
 
 def test_what_cannot_be_a_device_is_refused_with_a_reason(tmp_path: Path) -> None:
