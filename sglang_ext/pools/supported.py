@@ -42,7 +42,12 @@ def check_modes(view: Any) -> None:
         ("--dcp-size", view.dcp_size > 1, "it is not supported: use --tp-size alone"),
         ("--enable-kv-cache-sharding", view.enable_kv_cache_sharding, "it is not supported: remove it"),
         ("--enable-dsa-cache-layer-split", view.enable_dsa_cache_layer_split, "it is not supported: remove it"),
-        ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
+        (
+            "--disaggregation-mode",
+            view.disaggregation_mode == "decode",
+            "a server that decodes computes no prompts: use it on those that do (--disaggregation-mode prefill)",
+        ),
+        ("--enable-pd-role-switch", view.enable_pd_role_switch, "a server that decodes has no tiers: remove it"),
         # Loops of SGLang's own around the scheduler that never begin what has been queued to be loaded.
         ("--dllm-algorithm", view.dllm_algorithm is not None, "it is not supported: remove one of the two"),
         (
@@ -82,6 +87,11 @@ def check_speculation(view: Any, config: TiersConfig) -> None:
     if config.peer.donate and (view.attn_dp_size > 1 or view.enable_dp_attention):
         raise ConfigError(
             "peer.donate: with --attn-dp-size a server cannot lend its memory so far; remove one of the two"
+        )
+    if config.peer.donate and view.disaggregation_mode != "null":
+        raise ConfigError(
+            "peer.donate: with --disaggregation-mode a server's memory is registered with what sends from it, and "
+            "cannot be lent; remove one of the two"
         )
     if config.peer.donate and drafts_by_model(view.speculative_algorithm):
         raise ConfigError(

@@ -235,6 +235,7 @@ def test_models_and_modes(model, models):
     on = ["--enable-swift-tiers", "--model-path"]
     donor = ["--swift-tiers-config", '{"peer": {"donate": true}, "bus": {"server": "a"}}']
     ngram = ["--speculative-algorithm", "NGRAM"]
+    prefill = ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"]
     accepted = {
         "mla": [*on, models["mla"]],
         "gemma": [*on, models["gemma"]],
@@ -243,6 +244,7 @@ def test_models_and_modes(model, models):
         "no pool of their own": [*on, models["own pool"], "--disable-hybrid-swa-memory", *donor],
         "ngram": [*on, model, *ngram, "--speculative-ngram-max-bfs-breadth", "1"],
         "ngram on flashinfer": [*on, model, *ngram, "--attention-backend", "flashinfer"],
+        "prefill alone": [*on, model, *prefill],
         "without tiers": ["--model-path", models["own pool"]],
     }
     refused = {
@@ -270,6 +272,9 @@ def test_models_and_modes(model, models):
             "--speculative-algorithm",
             "dflash",
         ],
+        "peer.donate: with --disaggregation-mode": [*on, model, *donor, *prefill],
+        "--disaggregation-mode: .* use it on those that do": [*on, model, "--disaggregation-mode", "decode"],
+        "--enable-pd-role-switch: .* remove it": [*on, model, *prefill, "--enable-pd-role-switch"],
         "peer.donate: with --attn-dp-size": [*on, model, *donor, "--tp-size", "2", "--attn-dp-size", "2"],
         "peer.donate: a server that drafts by a model": [*on, model, *donor, "--speculative-algorithm", "eagle3"],
         "--speculative-ngram-max-bfs-breadth: with pages of 16 .* add .*breadth 1": [*on, model, *ngram],

@@ -396,7 +396,6 @@ class RankWorld:
             happened["retracted"] += bool(req.retraction_count)
 
 
-
 def _images_of(plan: Plan) -> list[tuple[int, int]]:
     """Tokens that are of an image in every prompt, and of no use in a part: none in half of the worlds."""
     draw = plan.draw("images")
