@@ -138,9 +138,8 @@ def reconcile(members: Sequence[MemberTable], generation: int) -> NamespaceTable
     newest = max((member.table for member in members), key=lambda table: table.sequence)
     doubtful = {digest for member in members for digest in _disagreement(newest, member)}
     next_identifier = max(member.table._next_identifier for member in members)
-    split = any(
-        member.table.sequence == newest.sequence and member.table.encode() != newest.encode() for member in members
-    )
+    entries = set(newest.entries)  # in any order: what makes room first is no change
+    split = any(member.table.sequence == newest.sequence and set(member.table.entries) != entries for member in members)
     if not doubtful and not split and next_identifier == newest._next_identifier:
         return newest
     agreed = NamespaceTable(newest.entries, newest.sequence + 1, next_identifier)

@@ -169,4 +169,7 @@ def test_of_tables_that_agree_the_newest_is_taken_as_it_is() -> None:
     table.register(THIRD, "one", 5)
     older = NamespaceTable(table.entries, table.sequence - 1, 2)
     assert reconcile([MemberTable(older, 9), MemberTable(table, 9)], 9) is table
+    table.register(b"namespace-four..", "two", 5)
+    turned = NamespaceTable(table.entries[::-1], table.sequence, 3)
+    assert reconcile([MemberTable(turned, 9), MemberTable(table, 9)], 9) is turned
     assert reconcile([], 1).entries == ()
