@@ -44,8 +44,12 @@ def test_most_of_the_engine_has_turns() -> None:
     assert len(turning) > 0.85 * len(functions) > 800
 
 
-def test_a_missing_lock_shows_between_statements_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_lock_shows_between_statements_above_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside that only where one of them takes another lock, in few worlds."""
     mutate(monkeypatch, Intake, "begin", "with self._table.lock:", "if True:")
     worlds = list(itertools.product(range(MOST), ("trouble", "calm")))
-    assert not any(live(make_plan(kind, seed)).error for seed, kind in worlds)
-    assert any(live(make_plan(kind, seed, fine=True)).error for seed, kind in worlds)
+    found = {
+        fine: sum(live(make_plan(kind, seed, fine=fine)).error is not None for seed, kind in worlds)
+        for fine in (False, True)
+    }
+    assert found[True] > 3 * found[False]
