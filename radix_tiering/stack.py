@@ -274,8 +274,9 @@ class TierStack:
         digest, pages = self.digest, 0
         written: list[bool] = []
         with self.table.lock:
-            for mover in self.movers.values():
-                mover.clear()
+            if memory or durable:  # else what is to be written is still there
+                for mover in self.movers.values():
+                    mover.clear()
             if durable:
                 pages = self.table.forget_namespace(digest)
                 told = [self.fillings[mover.tier.name].flush(digest) for mover in self._durable]

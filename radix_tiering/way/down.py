@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,13 +28,15 @@ from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.tier import DAMAGED, NOT_NOW, Tier, Write, Written
 from .verifying import drop_damaged
+from .write_queue import WriteQueue
 
 #: What is wanted of a tier beyond the pages that memory holds now: room for those to come.
 HEADROOM = 1.25
 #: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
 WRITE_BACK_RESERVE = 0.25
-#: Pages that write-back looks at in one step: bounds how long the page table is locked.
-WRITE_BACK_STEP = 64
+#: Pages that write-back writes in one step, and those that it looks at for them, most of which may be saved already:
+#: bounds how long the page table is locked.
+WRITE_BACK_STEP, WRITE_BACK_LOOKS = 64, 512
 #: Why pages are refused that came of weights which are gone.
 WEIGHTS_CHANGED = "the weights changed"
 #: ... and those that would have waited for others on the device, where they are locked.
@@ -94,18 +95,25 @@ class Intake:
             return self._table.tick()
 
     def begin(
-        self, keys: Sequence[bytes], parent: bytes, depth: int, now: int | None = None, namespace: bytes | None = None
+        self,
+        keys: Sequence[bytes],
+        parent: bytes,
+        depth: int,
+        now: int | None = None,
+        namespace: bytes | None = None,
+        behind: int = 0,
     ) -> Put:
         """Take slots for the pages of a chain that are not held yet.
 
         `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
         `depth` (from 1). The caller fills the slots, then calls `commit` or `abort`; until then the pages are
         invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
-        behind them; and all of them where they are of another `namespace` (its digest) than the one served now.
+        behind them, `behind` of which are offered only if none of these is refused; and all of them where they are of
+        another `namespace` (its digest) than the one served now.
         """
         with self._table.lock:
             if namespace is not None and namespace != self._table.serving:
-                self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys))
+                self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys) + behind)
                 return Put([], [], [], len(keys))
             now = self._table.tick() if now is None else now
             anchor = self._table.settled(self._table.serving, parent)
@@ -113,12 +121,12 @@ class Intake:
                 self._table.refresh(anchor, now)
                 # Nothing may evict the prefix between here and the first child's entry.
                 self._table.pin(anchor)
-            put = self._take_in(keys, parent, anchor, now)
+            put = self._take_in(keys, parent, anchor, now, behind)
             if anchor is not None:
                 self._table.unpin(anchor)
         return put
 
-    def _take_in(self, keys: Sequence[bytes], parent: bytes, anchor: Page | None, now: int) -> Put:
+    def _take_in(self, keys: Sequence[bytes], parent: bytes, anchor: Page | None, now: int, behind: int) -> Put:
         """Of `keys`, which follow `anchor`, or nothing where `parent` says so, those that are not held."""
         held = self._table.settled_chain(self._table.serving, keys)
         self._table.refresh_all(held, now)
@@ -127,7 +135,7 @@ class Intake:
             return Put(pages, indices, [page.slot for page in pages], 0)
         before = held[-1] if held else anchor
         if before is None and parent != ROOT_KEY:
-            self._table.of[HOST].counters.refuse("prefix not held")
+            self._table.of[HOST].counters.refuse("prefix not held", len(keys) + behind)
             return Put([], [], [], len(keys))
         known = len(pages)
         for start in range(len(held), len(keys), BATCH):
@@ -135,10 +143,11 @@ class Intake:
             taken = self._table.take_in(before, some, self._host.geometry.page_bytes, now)
             pages += taken
             if len(taken) < len(some):
-                self._table.of[HOST].counters.refuse("full")
                 break
             before = pages[-1]
         end = len(held) + len(pages) - known
+        if end < len(keys):
+            self._table.of[HOST].counters.refuse("full", len(keys) - end + behind)
         indices += range(len(held), end)
         return Put(pages, indices, [page.slot for page in pages], len(keys) - end)
 
@@ -191,9 +200,10 @@ class Intake:
         later = [mover for mover in self._movers if not self._goes_through(mover)]
         reserve = max(1, int(self._host.limit_slots * WRITE_BACK_RESERVE))
         if later and self._host.free_slots < reserve:
-            coldest = self._table.coldest_unsaved(min(reserve - self._host.free_slots, WRITE_BACK_STEP))
+            # Beyond those that are saved already: the next burst may need the room of all of them.
+            coldest = self._table.coldest_unsaved(min(reserve - self._host.free_slots, WRITE_BACK_LOOKS))
             for mover in later:
-                mover.offer(coldest)
+                mover.offer(mover.unqueued(coldest)[:WRITE_BACK_STEP])
 
     def _goes_through(self, mover: Mover) -> bool:
         """Whether pages go to its tier as soon as they come in."""
@@ -230,8 +240,7 @@ class Mover:
         self._stored = stored
         self._most_queued = math.inf if tier.most_queued is None else tier.most_queued
         self._wanted = 0
-        self._queue: deque[Page] = deque()
-        self._queued: set[Page] = set()
+        self._queue = WriteQueue()
         self._in_flight = 0
         self._ended: list[WriteEnded] = []  # writes, of which nobody has been told yet
         self._idle = runner.condition(table.lock)
@@ -260,11 +269,12 @@ class Mover:
         before = None
         for page in pages:
             # The prefix of a page that follows one that is queued has been looked at.
-            alone = before is not None and page.follows(before) and before in self._queued
+            alone = before is not None and page.follows(before) and before in self._queue
             for unsaved in reversed(self._missing(page, 1 if alone else math.inf)):
                 if len(self._queue) < self._most_queued:
                     self._queue.append(unsaved)
-                    self._queued.add(unsaved)
+                else:
+                    self.copies.counters.refuse(TOO_MANY_WAIT)
             before = page
         self.pump()
 
@@ -273,7 +283,7 @@ class Mover:
         chain: list[Page] = []
         current: Page | None = page
         # What is queued or being written has its own prefix queued, being written or there.
-        while current is not None and not current.begun_in(self.number) and current not in self._queued:
+        while current is not None and not current.begun_in(self.number) and current not in self._queue:
             chain.append(current)
             current = current.parent if self.copies.durable and len(chain) < most else None
         return chain
@@ -300,10 +310,18 @@ class Mover:
         if not self.backlog:
             self._idle.notify_all()
 
+    def trim(self, pages: int) -> int:
+        """Look at so many that are queued, and forget those that have left host memory; how many are queued then."""
+        self._queue.trim(pages)
+        return len(self._queue)
+
+    def unqueued(self, pages: Sequence[Page]) -> list[Page]:
+        """Those of `pages` that do not wait to be written already."""
+        return self._queue.without(pages)
+
     def clear(self) -> None:
         """Forget what is queued; what is in flight completes."""
         self._queue.clear()
-        self._queued.clear()
         self.pump()
 
     def wait_idle(self, timeout: float) -> bool:
@@ -312,9 +330,7 @@ class Mover:
 
     def _next(self, count: int) -> list[Page]:
         """Up to so many pages of the queue."""
-        some = [self._queue.popleft() for _ in range(min(count, len(self._queue), BATCH))]
-        self._queued.difference_update(some)
-        return some
+        return [self._queue.popleft() for _ in range(min(count, len(self._queue), BATCH))]
 
     def _begin_together(self, pages: Sequence[Page]) -> list[tuple[Page, Write]]:
         """Begin to write those of `pages` that are to be written and that there is room for."""

@@ -36,6 +36,8 @@ class Stage(Enum):
     TAKING = "taking"
     ENTERING = "entering"
     FILLED = "filled"
+    UNOPENED = "cannot be opened"
+    LOST = "what it has cannot be read"
 
 
 class Filling:
@@ -66,12 +68,26 @@ class Filling:
         except Exception as error:
             if self._ending:
                 return 0  # it was closed meanwhile, and is as it was
-            self._events.emit(f"{self._tier.name}.not_opened", reason=str(error))
-            with self._table.lock:
-                self._mover.clear()  # it takes nothing
-                self._to_flush, self.unread = False, 0
-                self._moved_on.notify_all()
+            self._give_up(Stage.UNOPENED, error)
             raise
+        try:
+            return (yield from self._fill(register))
+        except Exception as error:
+            self._give_up(Stage.LOST, error)
+            raise
+
+    def _give_up(self, stage: Stage, error: Exception) -> None:
+        """Nothing more of it is entered, and nothing is written to it."""
+        self._events.emit(f"{self._tier.name}.not_opened", reason=str(error) or repr(error))
+        with self._table.lock:
+            if stage is Stage.LOST:  # one that is not open takes nothing, and says why
+                self._mover.enabled = False
+            self._mover.clear()
+            self._to_flush, self.unread = False, 0
+            self._move_on(stage)
+
+    def _fill(self, register: Callable[[], None]) -> Generator[None, None, int]:
+        """Of a tier that is open."""
         with self._table.lock:
             if self._ending:
                 return 0
@@ -100,6 +116,12 @@ class Filling:
                 unreachable += self._enter_some(newest)
             yield
         yield from shed(self._table)  # an operator may have capped the tier meanwhile
+        with self._table.lock:
+            queued = self._mover.trim(0)
+        for _ in range(0, queued, ENTERED_TOGETHER):
+            with self._table.lock:
+                self._mover.trim(ENTERED_TOGETHER)  # in one go it would take as long as many have waited
+            yield
         with self._table.lock:
             self._move_on(Stage.FILLED)
             self._mover.waits_for.discard(INDEX)
@@ -145,7 +167,7 @@ class Filling:
         open it cannot be, and is told then."""
         if self.stage is not Stage.FILLED:
             self._flushed.add(namespace)
-        self._to_flush |= not self.opened
+        self._to_flush |= not self.opened and self.stage is not Stage.UNOPENED
         return self.opened
 
     def lose(self, part: Part) -> None:
@@ -156,7 +178,7 @@ class Filling:
     @property
     def opened(self) -> bool:
         """Whether the tier knows what it has."""
-        return self.stage in (Stage.ENTERING, Stage.FILLED)
+        return self.stage in (Stage.ENTERING, Stage.FILLED, Stage.LOST)
 
     # ---- the end ----
 
@@ -168,7 +190,10 @@ class Filling:
         self._moved_on.wait_for(lambda: not self._to_flush, timeout)
         self._ending = True
         left = max(0.0, until - self._clock())
-        return bool(self._moved_on.wait_for(lambda: self.stage is not Stage.TAKING, left))
+        return bool(self._moved_on.wait_for(lambda: self.stage is not Stage.TAKING, left)) and self.stage not in (
+            Stage.UNOPENED,
+            Stage.LOST,
+        )
 
     def rest(self) -> Iterator[HeldPages]:
         """What is not entered yet. Once `steps` have ended."""

@@ -29,7 +29,7 @@ class Sender(Mover):
         if not self.enabled or not self.tier.takes(1):
             return
         for page in pages:
-            if page.depth % self.tier.together or page.dropped or page in self._queued:
+            if page.depth % self.tier.together or page.dropped or page in self._queue:
                 continue
             if not self.admission.admits(page) or not self.tier.lacks(page.namespace, page.key):
                 continue
@@ -37,7 +37,6 @@ class Sender(Mover):
                 self.copies.counters.refuse("too many wait", self.tier.together)
                 continue
             self._queue.append(page)
-            self._queued.add(page)
         self.pump()
 
     def pump(self) -> None:
@@ -45,7 +44,6 @@ class Sender(Mover):
             self._settle()
         while self._queue and not self.waits_for and self._in_flight < self.tier.writes_in_flight:
             last = self._queue.popleft()
-            self._queued.discard(last)
             run = self._run_to(last)
             if run is None:
                 self.copies.counters.refuse(SCATTERED, self.tier.together)

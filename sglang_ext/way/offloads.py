@@ -266,7 +266,8 @@ class Offloader:
                 self._stack.intake.refuse_late(len(keys) - start)
                 return False
             step = keys[start : start + STEP_PAGES]
-            put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace)
+            left = len(keys) - start - len(step)
+            put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace, left)
             rows: list[int] = []
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]

@@ -248,6 +248,47 @@ def test_new_weights_before_the_index_is_read(kept: MemoryArray, opening: Gate) 
     assert [get(again(kept, namespace(weights="new")), keys) for keys in (OLD, YOUNG)] == [3, 0]
 
 
+@pytest.mark.parametrize("where", ["recover", "register"])
+def test_an_error_while_the_index_is_taken_over_ends_the_tier_and_keeps_its_devices(
+    kept: MemoryArray, opening: Gate, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As MemoryError is. What the devices have is there for the next start."""
+
+    def fail(*arguments: Any) -> Any:
+        raise MemoryError(where)
+
+    stack = start(kept)
+    monkeypatch.setattr(stack.tiers["ssd"], where, fail)
+    put(stack, YOUNG)
+    opening.let(99)
+    assert stack.filler.wait_idle(WAIT)
+    assert told(stack, "ssd.not_opened") == [{"reason": where}]
+    assert stack.movers["ssd"].backlog == 0, "what nobody will write is kept"
+    put(stack, chain(*"uvw"))
+    assert stack.movers["ssd"].backlog == 0
+    assert get(stack, YOUNG) == 4
+    stack.flush(memory=True, durable=False)
+    close(stack)
+    monkeypatch.undo()
+    assert get(again(kept, namespace()), OLD) == 3
+
+
+def test_pages_that_wait_for_an_index_are_no_more_than_can_be_written(kept: MemoryArray, opening: Gate) -> None:
+    """What host memory has no room for any more is not waited with, however long that takes."""
+    stack = start(kept)
+    slots = stack.host.slots
+    for number in range(40 * slots):
+        put(stack, chain(f"p{number}"))
+        assert stack.movers["ssd"].backlog <= 2 * slots + 2
+    stack.flush(memory=False, durable=False)
+    assert 0 < stack.movers["ssd"].backlog <= 2 * slots + 2, "nothing of it was to be emptied"
+    opening.let(99)
+    filled(stack)
+    assert stack.wait_written(WAIT)
+    assert stack.snapshot().tiers["ssd"].pages > 0
+    close(stack)
+
+
 def test_devices_that_cannot_be_read_leave_service(
     kept: MemoryArray, opening: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

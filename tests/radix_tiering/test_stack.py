@@ -61,8 +61,37 @@ def test_a_page_whose_prefix_is_not_held_is_refused():
     offered = stack.intake.begin(keys[1:], parent=keys[0], depth=2)
     assert offered.refused == 2
     assert not offered.pages
-    assert stack.snapshot().tiers["host"].refusals == {"prefix not held": 1}
+    assert stack.snapshot().tiers["host"].refusals == {"prefix not held": 2}
     check(stack)
+
+
+def test_pages_that_are_refused_are_counted_with_those_behind_them():
+    stack = make_stack(8)
+    keys = chain(*range(64))
+    offered = stack.intake.begin(keys, ROOT_KEY, 1, behind=100)
+    assert offered.refused == 56
+    assert stack.snapshot().tiers["host"].refusals == {"full": 156}
+    stack.intake.abort(offered)
+    check(stack)
+
+
+def test_write_back_saves_a_burst_s_worth_of_pages_before_it_comes():
+    """Beyond those that are saved already: a quarter of host memory may be needed at once."""
+    stack = make_stack(1024, memory_ssd(array=MemoryArray([2**25] * 2, seed=1)), policy={"write": "back"})
+    for number in range(16 * 20):
+        put(stack, chain(f"before {number}", *range(3)))
+        assert stack.wait_written(60)
+    held = {page.key for page in stack.table.in_memory()}
+    mover = stack.movers["ssd"]
+    with stack.table.lock:
+        mover.waits_for.add("busy devices")
+    for number in range(48):  # 192 pages, of the 256 that are to be safe
+        put(stack, chain(f"burst {number}", *range(3)))
+    assert all(stack.probe([key]) for key in held)
+    with stack.table.lock:
+        mover.waits_for.discard("busy devices")
+        mover.pump()
+    stack.close()
 
 
 def test_aborted_pages_leave_nothing():

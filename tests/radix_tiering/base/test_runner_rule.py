@@ -11,9 +11,10 @@ SOURCES = {"threading", "queue", "time", "select", "concurrent.futures", "sched"
 #: The runners themselves, and what waits in the kernel, in a driver or for another program, and has a model that takes
 #: its place, or none to take.
 REAL = {
-    "base/runner.py", "base/poller.py", "base/virtual/primitives.py", "base/memory.py", "tiers/ssd/arrays/wrapping.py",
-    "tiers/ssd/arrays/device_file.py", "tiers/ssd/arrays/thread_array.py", "tiers/ssd/arrays/uring.py", "tiers/ssd/arrays/uring_array.py",
-    "tiers/ssd/direct.py", "lending/donation/cuda_memory.py", "tiers/remote/child.py", "tiers/remote/child_engine.py",
+    "base/runner.py", "base/poller.py", "base/virtual/primitives.py", "base/memory.py",
+    "tiers/ssd/arrays/wrapping.py", "tiers/ssd/arrays/device_file.py", "tiers/ssd/arrays/thread_array.py",
+    "tiers/ssd/arrays/uring.py", "tiers/ssd/arrays/uring_array.py", "tiers/ssd/direct.py",
+    "lending/donation/cuda_memory.py", "tiers/remote/child.py", "tiers/remote/child_engine.py",
     "tiers/remote/child_process.py", "bus/redis/redis_server.py",
 }  # fmt: skip
 
