@@ -297,6 +297,14 @@ def before_model_architecture(model_config: Any) -> None:
         ModelRegistry.register("swift_tiers.sglang_ext.models.served", overwrite=True, strict=True)
 
 
+def around_send_chunk(original: Any, self: Any, req: Any, last_chunk: bool = False, end_idx: Any = None) -> Any:
+    """SGLang sends what a chunk is said to have, in each round in which none is computed, too: while pages of it are
+    copied to the device they are not sent. The next one takes them along."""
+    if not last_chunk and swift_linker(self) is not None and self.tree_cache.linker.is_copied_ahead(req):
+        return None
+    return original(self, req, last_chunk=last_chunk, end_idx=end_idx)
+
+
 def after_batch_result(result: Any, self: Any, batch: Any, *args: Any) -> None:
     """SGLang has a batch's result: what a forward takes is known from those with one prompt."""
     linker = swift_linker(self)

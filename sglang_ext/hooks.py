@@ -31,6 +31,7 @@ from .hook_functions import (
     around_prefetch,
     around_recapture,
     around_release_memory,
+    around_send_chunk,
     around_weight_session,
     around_weight_session_begin,
     around_weights_check,
@@ -181,6 +182,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_prefill_adder_class,
             ("self",),
             "cut chunks where pages have arrived: SGLang's own seam for another choice of what runs next",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.send_kv_chunk",
+            HookType.AROUND,
+            around_send_chunk,
+            ("self", "req", "last_chunk", "end_idx"),
+            "send nothing to a server that decodes before it has been copied to the device",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.process_batch_result",

@@ -260,6 +260,12 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
         ((over,),) = least([[self.cache_linker.finish_ahead(request, wait=False)]], self.cache._all_reduce_attn_groups)
         return bool(over)
 
+    def is_copied_ahead(self, req: Any) -> bool:
+        """Whether pages of it may still be on their way to the device, ahead of its next batch. The same on every
+        rank."""
+        request = self.on_course(req)
+        return request is not None and request.ahead
+
     def join(self, request: TieredRequest) -> None:
         """A batch is about to run with it: SGLang is told after that whether what was loaded ahead has come."""
         if not request.ahead:
@@ -450,6 +456,10 @@ class SwiftRadixCache(KeepingRadixCache):
         return failed
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        if self.linker is not None and self.linker.is_copied_ahead(req):
+            # SGLang's loop of servers that compute prompts for others asks in each round, whether or not a batch has
+            # run: pages that are still copied to the device are nobody's prefix.
+            return
         super().checkpoint(req, up_to=up_to, **kwargs)
         if self.linker is not None and self.linker.on_course(req) is None:
             self.linker.end(self.linker.of(req))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
+from support.landing_server import arguments as landing_arguments
+from support.landing_server import landing_pool, lent_alone
 from support.models import tiny_gemma, tiny_hybrid
-from support.prefill_server import ARGUMENTS, Sent, sent_of, sent_of_last, under_way
+from support.prefill_server import ARGUMENTS, OVERLAPPED, Sent, sent_of, sent_of_last, under_way
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import Link, broken, costs_are_unknown, prompt, quiet
+from support.slow_link import Copies, Link, broken, costs_are_unknown, prompt, quiet
 from support.tiers_of_a_model import (
     PLACES,
     QUESTIONS,
@@ -41,13 +44,25 @@ def model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("model"), layers=3)
 
 
-def arguments(model, directory, *more: str, **changes: Any) -> list[str]:
-    return [*arguments_of(model, *ARGUMENTS, *more), *with_tiers(directory, **changes)]
+def arguments(model, directory, *more: str, loop: list[str] = ARGUMENTS) -> list[str]:
+    return [*arguments_of(model, *loop, *more), *with_tiers(directory)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(ARGUMENTS, id="in turn"),
+        pytest.param(OVERLAPPED, id="overlapped", marks=pytest.mark.exhaustive),
+    ],
+)
+def loop(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    with SchedulerProcess(arguments(model, tmp_path_factory.mktemp("ssd")), prepare=PREPARE) as process:
+def server(model, tmp_path_factory, loop):
+    asked = arguments(model, tmp_path_factory.mktemp("ssd"), loop=loop)
+    with SchedulerProcess(asked, prepare=PREPARE) as process:
         process(costs_are_unknown)
         yield process
 
@@ -182,46 +197,54 @@ def test_a_request_that_ends_early_leaves_nothing(server, how, place):
     assert server(ended_before_it_met, how, place)
 
 
-def whatever_happens(s, seed: int) -> Counter:
-    """Some requests at once, while servers that decode come late, fail, and clients give up, and the device forgets."""
+def whatever_happens(s, seed: int, choice: str) -> Counter:
+    """Some requests at once, while servers that decode come late, fail, and clients give up, and the device forgets.
+    With a `choice` of how to restore, pages come up from ssd meanwhile, a few in each step."""
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-    dice, happened = random.Random(seed), Counter()
+    dice, happened = random.Random(f"{seed} {choice}"), Counter()
     shared = prompt(700 + seed, 300)
     questions = [
-        [*(shared if dice.random() < 0.6 else []), *prompt(710 + 10 * seed + n, dice.randrange(40, 500))]
+        [*(shared if dice.random() < 0.6 else []), *prompt(710 + 10 * seed + n, dice.randrange(40, 900))]
         for n in range(4)
     ]
     expected = [computed(s, question) for question in questions]
     forget(s)
     for question in questions:
         s.generate(question)
-    leave_in(s, dice.choice(PLACES))
+    leave_in(s, "ssd" if choice else dice.choice(PLACES))
+    planner, before = s.linker.stack.planner, s.linker.stack.planner.choice
+    planner.choice = choice or before
     reqs: list[tuple[Any, int]] = []
     Sent.met_at_once = False
-    steps = 0
-    while steps < 60 or under_way(s):
-        steps += 1
-        live = under_way(s)
-        if steps <= 40 and len(live) < 5 and dice.random() < 0.4:
-            which = dice.randrange(len(questions))
-            reqs.append((s.add(questions[which]), which))
-            happened["asked"] += 1
-        for req in live:
-            if dice.random() < (0.3 if steps < 40 else 1.0):
-                sent_of(req).met = True
-            if steps < 40 and dice.random() < 0.02:
-                sent_of(req).failed = True
-                happened["failed"] += 1
-            elif steps < 40 and dice.random() < 0.02:
-                s.scheduler.abort_request(AbortReq(rid=req.rid))
-                happened["aborted"] += 1
-        if dice.random() < 0.1:
-            s.cache.evict(EvictParams(num_tokens=dice.randrange(1000)))
-        s.step()
-        assert steps < 5000, "it does not end"
-    Sent.met_at_once = True
+    with Link(s) if choice else nullcontext() as link:
+        steps = 0
+        while steps < 60 or under_way(s):
+            steps += 1
+            live = under_way(s)
+            if steps <= 40 and len(live) < 5 and dice.random() < 0.4:
+                which = dice.randrange(len(questions))
+                reqs.append((s.add(questions[which]), which))
+                happened["asked"] += 1
+            for req in live:
+                happened["on course"] += s.cache.linker.on_course(req) is not None
+                if dice.random() < (0.3 if steps < 40 else 1.0):
+                    sent_of(req).met = True
+                if steps < 40 and dice.random() < 0.02:
+                    sent_of(req).failed = True
+                    happened["failed"] += 1
+                elif steps < 40 and dice.random() < 0.02:
+                    s.scheduler.abort_request(AbortReq(rid=req.rid))
+                    happened["aborted"] += 1
+            if dice.random() < 0.1:
+                s.cache.evict(EvictParams(num_tokens=dice.randrange(1000)))
+            if link is not None:
+                link.deliver(dice.randrange(6) if steps < 60 else 50)
+            s.step()
+            assert steps < 5000, "it does not end"
+    Sent.met_at_once, planner.choice = True, before
+    costs_are_unknown(s)
     for req, which in reqs:
         if sent_of(req).whole and not sent_of(req).failed:
             assert is_right(req, expected[which]), f"request {req.rid}"
@@ -231,11 +254,58 @@ def whatever_happens(s, seed: int) -> Counter:
     return happened
 
 
-def test_any_order_of_things(server, pytestconfig):
-    happened = sum(
-        (server(whatever_happens, seed) for seed in range(30 if pytestconfig.getoption("all") else 6)), Counter()
-    )
-    assert min(happened[what] for what in ("right", "failed", "aborted", "host", "device")) > 0, happened
+@pytest.mark.parametrize("choice", ["", "token-wise", "layer-wise"])
+def test_any_order_of_things(server, pytestconfig, choice):
+    seeds = range(20 if pytestconfig.getoption("all") else 4)
+    happened = sum((server(whatever_happens, seed, choice) for seed in seeds), Counter())
+    wanted = ("right", "failed", "aborted", *(("on course", "ssd") if choice else ("host", "device")))
+    assert min(happened[what] for what in wanted) > 0, happened
+
+
+def drained(s, fails: bool) -> tuple[list[int], bool, list[bool]]:
+    """A prefix that is longer than landing memory. While a part of it is being copied to the device, how many pages
+    are sent, and enter the tree, in five rounds; whether the request was right, or was not sent whole where that copy
+    fails; and whether those are right that come after it."""
+    question = prompt(1)
+    landing_pool(s)
+    expected = computed(s, question)
+    lent_alone(s, question)
+    req = s.add(question)
+    s.run(until=lambda: s.cache.linker.on_course(req) is not None)
+    course = s.cache.linker.on_course(req)
+    Copies.held = True
+    s.run(until=lambda: course.loads_ahead)
+
+    def seen() -> list[int]:
+        return [len(sent_of(req).pages), req.kv.cache_protected_len]
+
+    before = seen()
+    for _ in range(5):
+        s.step()
+    assert course.loads_ahead, "it is held"
+    more = [now - then for now, then in zip(seen(), before, strict=True)]
+    Copies.fails, Copies.held = int(fails), False
+    s.run()
+    right = not sent_of(req).whole if fails else is_right(req, expected)
+    later = []
+    for _ in range(2):
+        again = s.add(question)
+        s.run()
+        later.append(is_right(again, expected))
+        s.empty_device()
+    Copies.clear()
+    return more, right, later
+
+
+@pytest.fixture(scope="module")
+def landing(tmp_path_factory, loop):
+    with SchedulerProcess([*landing_arguments(tmp_path_factory), *loop], prepare=f"{PREPARE}_with_landing") as process:
+        yield process
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["copied", "failed"])
+def test_pages_are_sent_once_they_are_on_the_device(landing, fails):
+    assert landing(drained, fails) == ([0, 0], True, [True, True])
 
 
 @pytest.mark.exhaustive

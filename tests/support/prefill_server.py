@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-#: SGLang's arguments. The backend is another one's name: SGLang takes none of ours. Overlapped, a request waits for an
-#: event of a GPU before what the device has of its prefix is sent.
-ARGUMENTS = [
-    "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl", "--disable-overlap-schedule",
-]  # fmt: skip
+#: SGLang's arguments, for a loop that computes a batch while the one before it is looked after, and for one that does
+#: not. The backend is another one's name: SGLang takes none of ours.
+OVERLAPPED = ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"]
+ARGUMENTS = [*OVERLAPPED, "--disable-overlap-schedule"]
 
 
 class Sent:
@@ -55,8 +54,17 @@ def _bytes_at(pointers: list[int], lengths: list[int], index: int) -> list[bytes
     ]
 
 
+class _Event:
+    """Of a GPU: what it waits for has come, where there is none."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
+    import torch
     from sglang.srt.disaggregation import prefill
     from sglang.srt.disaggregation.base.conn import KVPoll
     from sglang.srt.disaggregation.fake import FakeKVManager, FakeKVSender
@@ -96,11 +104,10 @@ def install() -> None:
         return ours.get(kind) or real(backend, kind)
 
     real, prefill.get_kv_class = prefill.get_kv_class, classes
+    torch.cuda.Event = _Event  # type: ignore[assignment,misc]
 
     def step(self: Any) -> Any:
         """One turn of SGLang's loop of servers that compute prompts; the batch that it ran, or None."""
-        import torch
-
         scheduler = self.scheduler
         with torch.no_grad():
             scheduler.waiting_queue.extend(scheduler.disagg_prefill_bootstrap_queue.pop_bootstrapped())
@@ -109,13 +116,24 @@ def install() -> None:
             )
             scheduler.running_batch = plan.running_batch
             batch = scheduler.cur_batch_for_debug = plan.batch_to_run
-            if batch:
-                scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+            result = scheduler.run_batch(batch) if batch else None
+            if scheduler.enable_overlap:
+                if batch:
+                    scheduler.result_queue.append((batch.copy(), result))
+                if scheduler.last_batch:
+                    scheduler.process_batch_result(*scheduler.result_queue.popleft())
+                elif not batch:
+                    scheduler.on_idle()
+            elif batch:
+                scheduler.process_batch_result(batch, result)
             else:
                 scheduler.on_idle()
             scheduler.process_disagg_prefill_inflight_queue()
+            if scheduler.enable_overlap:
+                scheduler.launch_batch_sample_if_needed(result, batch)
             scheduler.last_batch = batch
-            scheduler.invariant_checker.self_check_during_busy()
+            if not scheduler.disagg_prefill_inflight_queue:  # whose last pages SGLang's check takes for leaks
+                scheduler.invariant_checker.self_check_during_busy()
         return batch
 
     def run(self: Any, until: Callable[[], bool] | None = None) -> None:
@@ -124,7 +142,7 @@ def install() -> None:
         limit = time.monotonic() + RUN_SECONDS
         while time.monotonic() < limit:
             batch = self.step()
-            if until() if until is not None else batch is None and not under_way(self):
+            if until() if until is not None else not batch and not under_way(self):
                 return
         raise AssertionError(f"not done after {RUN_SECONDS:g} s")
 
@@ -139,6 +157,13 @@ def install() -> None:
 
     StepScheduler.step, StepScheduler.run = step, run  # type: ignore[method-assign]
     StepScheduler.add = add_with_room  # type: ignore[method-assign]
+
+
+def install_with_landing() -> None:
+    from . import landing_server
+
+    landing_server.prepare()
+    install()
 
 
 def install_with_windows() -> None:
@@ -158,13 +183,14 @@ def install_with_states() -> None:
 def under_way(s: Any) -> list[Any]:
     """Requests that have not ended."""
     scheduler = s.scheduler
-    chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    return [
+    found = [
         *scheduler.disagg_prefill_bootstrap_queue.queue,
         *scheduler.waiting_queue,
-        *chunked,
+        *([] if scheduler.chunked_req is None else [scheduler.chunked_req]),
+        *(req for batch, _ in scheduler.result_queue for req in batch.reqs),
         *scheduler.disagg_prefill_inflight_queue,
     ]
+    return list(dict.fromkeys(found))
 
 
 def sent_of(req: Any) -> Sent:
