@@ -41,6 +41,8 @@ WRITE_BACK_STEP, WRITE_BACK_LOOKS = 64, 512
 WEIGHTS_CHANGED = "the weights changed"
 #: ... and those that would have waited for others on the device, where they are locked.
 TOO_MANY_WAIT = "too many wait to be copied"
+#: ... and why pages are not written to a tier that takes no more at a time.
+QUEUE_FULL = "too many wait"
 
 
 class Put(NamedTuple):
@@ -274,7 +276,7 @@ class Mover:
                 if len(self._queue) < self._most_queued:
                     self._queue.append(unsaved)
                 else:
-                    self.copies.counters.refuse(TOO_MANY_WAIT)
+                    self.copies.counters.refuse(QUEUE_FULL)
             before = page
         self.pump()
 
@@ -310,10 +312,9 @@ class Mover:
         if not self.backlog:
             self._idle.notify_all()
 
-    def trim(self, pages: int) -> int:
-        """Look at so many that are queued, and forget those that have left host memory; how many are queued then."""
+    def trim(self, pages: int) -> None:
+        """Look at so many that are queued, and forget those that have left host memory."""
         self._queue.trim(pages)
-        return len(self._queue)
 
     def unqueued(self, pages: Sequence[Page]) -> list[Page]:
         """Those of `pages` that do not wait to be written already."""

@@ -116,9 +116,7 @@ class Filling:
                 unreachable += self._enter_some(newest)
             yield
         yield from shed(self._table)  # an operator may have capped the tier meanwhile
-        with self._table.lock:
-            queued = self._mover.trim(0)
-        for _ in range(0, queued, ENTERED_TOGETHER):
+        for _ in range(0, self._mover.backlog, ENTERED_TOGETHER):
             with self._table.lock:
                 self._mover.trim(ENTERED_TOGETHER)  # in one go it would take as long as many have waited
             yield

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from ..table.held_page import Page
 from ..table.kernels import BATCH
 from ..tiers.tier import DAMAGED
-from .down import Mover, WriteEnded
+from .down import QUEUE_FULL, Mover, WriteEnded
 from .verifying import drop_damaged
 
 #: Why a run is not sent.
@@ -34,7 +34,7 @@ class Sender(Mover):
             if not self.admission.admits(page) or not self.tier.lacks(page.namespace, page.key):
                 continue
             if len(self._queue) >= self._most_queued:
-                self.copies.counters.refuse("too many wait", self.tier.together)
+                self.copies.counters.refuse(QUEUE_FULL, self.tier.together)
                 continue
             self._queue.append(page)
         self.pump()

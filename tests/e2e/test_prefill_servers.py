@@ -33,12 +33,11 @@ class Pair:
 
     @staticmethod
     def _server(site: Site, mode: str, *more: str, tiers: dict[str, Any] | None = None) -> Server:
-        made = site.server(
+        return site.server(
             mode, "--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake",
-            "--disable-overlap-schedule", "--skip-server-warmup", "--page-size", "16", *more, tiers=tiers,
+            "--disable-overlap-schedule", "--skip-server-warmup", "--page-size", "16", *more,
+            tiers=tiers, environment=ENVIRONMENT,
         )  # fmt: skip
-        # Not forked from what has imported SGLang already: it begins with what is on its path.
-        return Server(mode, made._arguments[:-4], made.port, made.log, ENVIRONMENT)
 
     def start(self) -> None:
         for server in (self.prefill, self.decode):

@@ -118,7 +118,15 @@ class Site:
             directory.mkdir()
         self.bus = root / "bus"  # of an embedded Redis that nobody else uses
 
-    def server(self, name: str, *arguments: str, tiers: dict[str, Any] | None = None, **changes: str) -> Server:
+    def server(
+        self,
+        name: str,
+        *arguments: str,
+        tiers: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        **changes: str,
+    ) -> Server:
+        """`environment`: of one that begins with it, and is not forked from what has imported SGLang already."""
         options = {
             "--model-path": str(self.model), "--dtype": "float32", "--max-total-tokens": str(DEVICE_TOKENS),
             "--chunked-prefill-size": "512", "--log-level": "warning", **changes,
@@ -129,7 +137,10 @@ class Site:
         port, meeting = free_ports(2)
         if "--dp-size" not in command:  # else each replica looks for one of its own
             command += ["--nccl-port", str(meeting)]
-        return ForkedServer(name, command, port, self.root / f"{name}.log")
+        log = self.root / f"{name}.log"
+        if environment is not None:
+            return Server(name, command, port, log, environment)
+        return ForkedServer(name, command, port, log)
 
     def tiers(self, *directories: Path, host: str = "1MiB") -> dict[str, Any]:
         named = [str(directory) for directory in directories or self.directories]

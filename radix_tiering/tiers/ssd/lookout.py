@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from ...base.runner import Runner
 from .arrays.devices import DeviceArray
 
+#: How long the end of a process waits for an answer that is due.
+CLOSE_SECONDS = 1.0
+
 
 class Lookout:
     """Asks for one device after the other. Any thread may call it; `gone` is called on its own threads."""
@@ -73,4 +76,4 @@ class Lookout:
         with self._wake:
             self._ended = True
             self._wake.notify_all()
-        self._thread.join(1.0)
+        self._thread.join(CLOSE_SECONDS)
