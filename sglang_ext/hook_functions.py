@@ -305,6 +305,13 @@ def around_send_chunk(original: Any, self: Any, req: Any, last_chunk: bool = Fal
     return original(self, req, last_chunk=last_chunk, end_idx=end_idx)
 
 
+def after_requeue(result: Any, self: Any, req: Any) -> None:
+    """A prompt was computed before it was known for which server that decodes, and is to be once more: it waits again,
+    and its prefix is anybody's to evict."""
+    if swift_linker(self) is not None:
+        self._prefetch_kvcache(req)
+
+
 def after_batch_result(result: Any, self: Any, batch: Any, *args: Any) -> None:
     """SGLang has a batch's result: what a forward takes is known from those with one prompt."""
     linker = swift_linker(self)

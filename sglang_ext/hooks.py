@@ -22,6 +22,7 @@ from .hook_functions import (
     after_pool_allocator,
     after_prefill_adder_class,
     after_radix_namespace,
+    after_requeue,
     after_scheduler_init,
     after_session_held_tokens,
     around_create_cache,
@@ -189,6 +190,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             around_send_chunk,
             ("self", "req", "last_chunk", "end_idx"),
             "send nothing to a server that decodes before it has been copied to the device",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.optimistic_release_and_requeue",
+            HookType.AFTER,
+            after_requeue,
+            ("self", "req"),
+            "look again for what the device may have lost by its next attempt: SGLang asks its own storage tiers then",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.process_batch_result",

@@ -24,6 +24,7 @@ from support.prefill_server import ARGUMENTS, OVERLAPPED, Sent, sent_of, sent_of
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import Copies, Link, broken, costs_are_unknown, prompt, quiet
 from support.tiers_of_a_model import (
+    PAGE,
     PLACES,
     QUESTIONS,
     arguments_of,
@@ -380,3 +381,27 @@ def hasty(model, tmp_path_factory):
 @pytest.mark.parametrize("place", PLACES)
 def test_a_prompt_that_is_computed_before_anybody_waits_for_it(hasty, place):
     assert all(right for right, _ in hasty(sent_from, place).values())
+
+
+def begun_anew(s) -> tuple[bool, int]:
+    """A prompt whose prefix leaves the device after it has been computed for nobody, and before it is computed again;
+    pages that come up for it then."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    question = QUESTIONS["a question"]
+    expected = computed(s, question)
+    leave_in(s, "host")
+    req = s.add(question)
+    attempts = req.prefill_attempt_count
+    s.run(lambda: req.prefill_attempt_count > attempts)
+    link = s.linker.stack.links["host-device"]
+    before = link.pages
+    s.scheduler.tree_cache.evict(EvictParams(num_tokens=1 << 20))
+    s.run()
+    return is_right(req, expected), link.pages - before
+
+
+@pytest.mark.exhaustive
+def test_an_attempt_that_is_begun_anew_asks_the_tiers(hasty):
+    question = QUESTIONS["a question"]
+    assert hasty(begun_anew) == (True, cached(question) // PAGE)
