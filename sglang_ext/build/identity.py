@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 from ..pools.kept import row_shape
 from ..pools.supported import draft_config_of
 from .content_names import ContentNames, cache_directory
+from .settings import attention_counts, settings, variables
 from .weights import LoadedFiles, Source, adapters_of, draft_of, sources_of, unnamed_weights
 
 logger = logging.getLogger(__name__)
@@ -26,14 +28,29 @@ _IRRELEVANT = (
     "_name_or_path", "transformers_version", "torchscript", "use_cache", "swiftkv_exit_head", "swiftkv_exit_threshold",
 )  # fmt: skip
 
+#: Variables that name a package of the user's from which SGLang takes models, and what prepares pictures for them.
+_EXTERNAL_PACKAGES = ("SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE")
+
 #: The files of this process's server, since before they were loaded.
 _loaded: LoadedFiles | None = None
 
 
 def begin_loading(server_args: Any, mode: Literal["content", "full"]) -> None:
     """Look at what the model and its adapters are loaded from. To be called before they are; waits for nothing."""
+    from sglang.srt.arg_groups.model_override_base import resolving_view
+
     global _loaded
-    _loaded = LoadedFiles(sources_of(server_args), content_names(mode), list(_settings_of(server_args).values()))
+    view = resolving_view(
+        server_args
+    )  # SGLang loads what it has resolved, which may be another than the one that was given
+    _loaded = LoadedFiles(sources_of(view), content_names(mode), list(_settings_of(view).values()))
+
+
+def resolved(server_args: Any) -> Any:
+    """SGLang's arguments as it has decided on them: what it loads, and how, may be another than what was given."""
+    from sglang.srt.arg_groups.model_override_base import resolving_view
+
+    return resolving_view(server_args)
 
 
 def content_names(mode: Literal["content", "full"]) -> ContentNames:
@@ -53,19 +70,36 @@ def _relevant(config: Any) -> Any:
     return config
 
 
+#: Whose versions count: a model file, or a kernel, that had a bug must not be answered for by its mended version.
+_PACKAGES = (
+    "sglang", "sglang-kernel", "sglang-kernel-cpu", "flashinfer-python", "torch", "triton", "transformers",
+    "swift-tiers",
+)  # fmt: skip
+#: By which other packages change SGLang.
+_PLUGINS = "sglang.srt.plugins"
+
+
 def software() -> str:
-    """What computed the KV: a model file of SGLang's that had a bug must not be answered for by its mended version.
+    """What computed the KV.
 
-    Models may be taken from transformers, or from a package of the user's. Of ours the code counts: checkouts of one
-    version differ.
+    Models may be taken from transformers, or from a package of the user's; and other plugins may change what SGLang
+    computes. Of ours the code counts: checkouts of one version differ.
     """
-    from sglang.srt.environ import envs
-
-    names = ", ".join(f"{name} {version(name)}" for name in ("sglang", "transformers", "swift-tiers"))
+    plugins = {point.dist.name for point in entry_points(group=_PLUGINS) if point.dist is not None}
+    names = ", ".join(filter(None, map(_version, dict.fromkeys((*_PACKAGES, *sorted(plugins))))))
     rooms = "".join(_code_digest(f"swift_tiers.{room}") for room in ("kernels", "radix_tiering", "sglang_ext"))
     names = f"{names} {xxhash.xxh3_128_hexdigest(rooms.encode())}"
-    package = envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get()
-    return f"{names}, {package} {_code_digest(package)}" if package else names
+    for package in dict.fromkeys(filter(None, map(os.environ.get, _EXTERNAL_PACKAGES))):
+        names += f", {package} {_code_digest(package)}"
+    return names
+
+
+def _version(package: str) -> str:
+    """Its name and version; empty where it is not installed."""
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return ""
 
 
 @cache
@@ -81,9 +115,9 @@ def _code_digest(package: str) -> str:
 
 def attention_backends(server_args: Any) -> str:
     """Those that write and read the KV of prompts and of answers, whether they were named or are SGLang's choice."""
-    from sglang.srt.arg_groups.model_override_base import attention_backends_of, resolving_view
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of
 
-    view = resolving_view(server_args)
+    view = resolved(server_args)
     # Those of sparse attention (DSA) do what it is named for.
     sparse = [name for name in (view.dsa_prefill_backend, view.dsa_decode_backend) if name is not None]
     return ", ".join(map(str, (*attention_backends_of(view), *sparse)))
@@ -95,84 +129,78 @@ def server_namespace(
     """The namespace of one rank of a running server, whose model has been loaded. Waits until its files are read."""
     from sglang.srt.arg_groups.model_override_base import model_config_of
 
+    view = resolved(server_args)
     model_config = model_config_of(server_args)
-    model, *_ = sources_of(server_args)
+    quantization = str(getattr(model_config, "quantization", None) or "")
+    model, *_ = sources_of(view)
     files = _loaded or LoadedFiles([model], content_names(mode))
     kv_heads, head_dim = row_shape(kvcache)
+    backends = attention_backends(server_args)
+    # Backends differ in whether they write 8-bit KV by its scale.
+    attention = backends if kvcache.dtype.itemsize == 1 or attention_counts(view, backends) else ""
+    facts = settings(view, is_quantized=bool(quantization))
+    if told_apart := variables():
+        logger.info("swift-tiers: no pages are shared with servers that have other values of %s", ", ".join(told_apart))
     return Namespace(
         model=config_digest(model_config.hf_config.to_dict()),
-        weights=files.digest(model),
+        weights=files.digest(model) if model_config.model_path == model.path else unnamed_weights(),
         dtype=f"{kvcache.dtype} of {model_config.dtype}",
         geometry=geometry,
         first_layer=kvcache.start_layer,
         kv_heads=kv_heads,
         head_dim=head_dim,
         rank=ranks,
-        quantization=str(getattr(model_config, "quantization", None) or ""),
-        # Backends differ in whether they write 8-bit KV by its scale.
-        loading=loading_digest(
-            server_args,
-            files,
-            attention_backends(server_args) if kvcache.dtype.itemsize == 1 else "",
-            _drafting(server_args),
-        ),
+        quantization=quantization,
+        loading=loading_digest(view, files, facts | {"attention": attention}, _drafting(server_args)),
         software=software(),
     )
 
 
-#: Arguments that change what is computed from the same files.
-_LOADING_ARGUMENTS = (
-    "load_format", "quantization", "kv_cache_dtype", "torchao_config", "model_impl", "model_loader_extra_config",
-    "modelopt_quant", "experts_shared_outer_loras",
-)  # fmt: skip
-#: Those that change what a model that drafts keeps.
+#: Arguments that change what a model that drafts keeps.
 _DRAFT_ARGUMENTS = (
     "speculative_draft_model_quantization", "speculative_draft_kv_cache_dtype", "speculative_draft_attention_backend",
     "speculative_draft_window_size", "speculative_draft_sink_size", "decrypted_draft_config_file",
-    "enable_multi_layer_eagle",
+    "enable_multi_layer_eagle", "speculative_moe_runner_backend", "speculative_moe_a2a_backend",
+    "speculative_enable_w4a4_mxfp4_megamoe", "speculative_dsa_topk_backend",
 )  # fmt: skip
 #: Arguments that name small files that do.
 _SETTINGS = ("quantization_param_path", "rl_quant_profile")
 #: Arguments that name weights beside the model's, or code that may change what layers compute.
-_OTHER_WEIGHTS = ("kt_weight_path", "modelopt_checkpoint_restore_path", "forward_hooks")
+_OTHER_WEIGHTS = ("kt_weight_path", "modelopt_checkpoint_restore_path", "forward_hooks", "uno_lora_path")
 
 
-def _settings_of(server_args: Any) -> dict[str, str]:
-    given = {name: getattr(server_args, name, None) for name in _SETTINGS}
+def _settings_of(view: Any) -> dict[str, str]:
+    given = {name: getattr(view, name, None) for name in _SETTINGS}
     return {name: str(path) for name, path in given.items() if path}
 
 
 def _drafting(server_args: Any) -> str:
     """By what, and as what, the model that drafts computes; empty where none does. As SGLang has resolved it: it has
     several names for one algorithm."""
-    if draft_of(server_args) is None:
+    view = resolved(server_args)
+    if draft_of(view) is None:
         return ""
-    from sglang.srt.arg_groups.model_override_base import resolving_view
-
-    view = resolving_view(server_args)
     config = draft_config_of(server_args, view)
     return f"{view.speculative_algorithm} {config.dtype} {config_digest(config.hf_config.to_dict())}"
 
 
-def loading_digest(server_args: Any, files: LoadedFiles, attention: str = "", drafting: str = "") -> str:
-    """Hex digest of how the weights are loaded, of files of settings, and of the adapters given at start.
+def loading_digest(view: Any, files: LoadedFiles, given: dict[str, Any], drafting: str = "") -> str:
+    """Hex digest of the settings `given`, of files of settings, and of the adapters given at start.
 
     SGLang names an adapter by its name and path, so one that is trained anew in its place, or scaled otherwise by its
-    configuration, would otherwise keep its pages. `attention`: the backends, where they count; `drafting`: see
-    `_drafting`.
+    configuration, would otherwise keep its pages. `view`: SGLang's arguments, resolved; `drafting`: see `_drafting`.
     """
-    facts: dict[str, Any] = {name: getattr(server_args, name, None) for name in _LOADING_ARGUMENTS}
-    facts["attention"] = attention
+    facts = dict(given)
     # Parts of an adapter that are for none of these modules are left out of what it computes.
-    facts["lora_target_modules"] = sorted(map(str, getattr(server_args, "lora_target_modules", None) or ()))
-    facts["settings"] = {name: files.setting(path) for name, path in _settings_of(server_args).items()}
-    facts["adapters"] = [(name, files.digest(Source(path))) for name, path in adapters_of(server_args)]
-    if (draft := draft_of(server_args)) is not None:
+    facts["lora_target_modules"] = sorted(map(str, getattr(view, "lora_target_modules", None) or ()))
+    facts["settings"] = {name: files.setting(path) for name, path in _settings_of(view).items()}
+    facts["adapters"] = [(name, files.digest(Source(path))) for name, path in adapters_of(view)]
+    if (draft := draft_of(view)) is not None:
         # Its KV lies in the pages, beside the model's. How many tokens are drafted, and by which of them, changes none.
-        facts["draft"] = {name: getattr(server_args, name, None) for name in _DRAFT_ARGUMENTS}
+        facts["draft"] = {name: getattr(view, name, None) for name in _DRAFT_ARGUMENTS}
         facts["draft"] |= {"weights": files.digest(draft), "computed": drafting}
-    if any(getattr(server_args, name, None) for name in _OTHER_WEIGHTS) or _names_a_place(
-        facts["model_loader_extra_config"]
+    if any(getattr(view, name, None) for name in _OTHER_WEIGHTS) or _names_a_place(
+        getattr(view, "model_loader_extra_config", None)
     ):
         facts["other weights"] = unnamed_weights()
     return config_digest(facts)

@@ -79,6 +79,12 @@ class LoadedFiles:
         before = self._before.get(source)
         files = _files(source)
         if not any(file.suffix in _WEIGHTS for file in files):
+            if source.load_format in _FILE_FORMATS:
+                logger.warning(
+                    "swift-tiers: no files of %s are found, so nobody knows what was loaded: its pages serve this "
+                    "process only, and none is found again after a restart. Give --model-path a folder that has them",
+                    source.path,
+                )
             return unnamed_weights()
         self._reader.join()
         try:
@@ -120,36 +126,35 @@ class LoadedFiles:
                     continue
 
 
-def sources_of(server_args: Any) -> list[Source]:
-    """Whatever a server loads before it serves; the model first."""
-    model = Source(server_args.model_path, _load_format(server_args), server_args.revision, server_args.download_dir)
-    draft = draft_of(server_args)
-    return [model, *([] if draft is None else [draft]), *(Source(path) for _, path in adapters_of(server_args))]
+def sources_of(view: Any) -> list[Source]:
+    """Whatever a server loads before it serves; the model first. `view`: SGLang's arguments, resolved."""
+    model = Source(view.model_path, _load_format(view), view.revision, view.download_dir)
+    draft = draft_of(view)
+    return [model, *([] if draft is None else [draft]), *(Source(path) for _, path in adapters_of(view))]
 
 
-def draft_of(server_args: Any) -> Source | None:
+def draft_of(view: Any) -> Source | None:
     """What the model that drafts is loaded from; None where none does."""
-    if not drafts_by_model(getattr(server_args, "speculative_algorithm", None)):
+    if not drafts_by_model(getattr(view, "speculative_algorithm", None)):
         return None
     return Source(
-        server_args.speculative_draft_model_path or server_args.model_path,
-        str(server_args.speculative_draft_load_format or _load_format(server_args)),
+        view.speculative_draft_model_path or view.model_path,
+        str(view.speculative_draft_load_format or _load_format(view)),
         # What SGLang takes for one that is named without a revision, whichever the model's is.
-        server_args.speculative_draft_model_revision
-        or ("main" if server_args.speculative_draft_model_path else server_args.revision),
-        server_args.download_dir,
+        view.speculative_draft_model_revision or ("main" if view.speculative_draft_model_path else view.revision),
+        view.download_dir,
     )
 
 
-def _load_format(server_args: Any) -> str:
-    if getattr(server_args, "weight_cache_mode", "off") == "client":
+def _load_format(view: Any) -> str:
+    if getattr(view, "weight_cache_mode", "off") == "client":
         return _ELSEWHERE  # a process that keeps weights for others does not say of which files they were
-    return str(server_args.load_format)
+    return str(view.load_format)
 
 
-def adapters_of(server_args: Any) -> Iterator[tuple[str, str]]:
+def adapters_of(view: Any) -> Iterator[tuple[str, str]]:
     """(name, path) of every `--lora-paths` entry, whatever form it has by now: text, mapping, or SGLang's record."""
-    given = getattr(server_args, "lora_paths", None) or []
+    given = getattr(view, "lora_paths", None) or []
     for adapter in given.items() if isinstance(given, dict) else given:
         if isinstance(adapter, tuple):
             yield str(adapter[0]), str(getattr(adapter[1], "lora_path", adapter[1]))

@@ -18,6 +18,7 @@ from swift_tiers.sglang_ext.build import identity
 from swift_tiers.sglang_ext.build.assembly import TREE_FACTORY, Rank, check_hooked, current_rank, last_rank
 from swift_tiers.sglang_ext.build.content_names import ContentNames
 from swift_tiers.sglang_ext.build.identity import config_digest, loading_digest, software
+from swift_tiers.sglang_ext.build.settings import settings
 from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, draft_of, sources_of
 
 from support.clocks import file_clock_moved
@@ -304,17 +305,28 @@ def test_a_rank_that_sglang_began_without_its_plugins_is_refused(monkeypatch):
     check_hooked()
 
 
+def test_who_finds_nothing_of_what_was_loaded_says_so(tmp_path, names, caplog):
+    """Its pages would be cold after every restart, and nobody would see why."""
+    source = Source(str(tmp_path))
+    digests = {LoadedFiles([source], names).digest(source) for _ in range(2)}
+    assert len(digests) == 2
+    assert "none is found again after a restart" in caplog.text
+    caplog.clear()
+    LoadedFiles([], names).digest(Source(str(tmp_path), "dummy"))
+    assert not caplog.records, "these are no files' weights, as was asked for"
+
+
 # ---- how they are loaded ----
 
 
 def test_how_weights_are_loaded_counts(tmp_path, names):
     def loading(**changes):
-        arguments = {"load_format": "auto", "quantization": None, "lora_paths": None, **changes}
-        return loading_digest(SimpleNamespace(**arguments), LoadedFiles([], names))
+        view = SimpleNamespace(**{"load_format": "auto", "quantization": None, "lora_paths": None, **changes})
+        return loading_digest(view, LoadedFiles([], names), settings(view, is_quantized=False))
 
     scales, adapter = tmp_path / "scales.json", tmp_path / "adapter"
     adapter.mkdir()
-    seen = {loading(), loading(quantization="fp8"), loading(torchao_config="int4wo"), loading(rl_quant_profile="x")}
+    seen = {loading(), loading(quantization="fp8"), loading(model_impl="transformers"), loading(rl_quant_profile="x")}
     for content in ("1", "2"):
         file_clock_moved(adapter)
         scales.write_text(content)
@@ -343,7 +355,7 @@ def test_a_draft_s_weights_count_as_its_kv_lies_in_the_pages(copy, model, names)
             **changes,
         }
         given = SimpleNamespace(**arguments)
-        return loading_digest(given, LoadedFiles(sources_of(given), names), drafting=drafting)
+        return loading_digest(given, LoadedFiles(sources_of(given), names), {}, drafting)
 
     plain = loading(speculative_algorithm=None)
     assert loading(speculative_algorithm="NGRAM") == plain
@@ -384,7 +396,9 @@ def test_a_draft_is_of_the_revision_that_sglang_loads(path, revision, loaded):
 
 def test_what_else_changes_kv_with_the_same_files_counts(names):
     def loading(attention="", **changes):
-        return loading_digest(SimpleNamespace(**changes), LoadedFiles([], names), attention)
+        view = SimpleNamespace(**changes)
+        given = settings(view, is_quantized=False) | {"attention": attention}
+        return loading_digest(view, LoadedFiles([], names), given)
 
     # Parts of an adapter for other modules are left out; in which order they are named is of no concern.
     some, same = loading(lora_target_modules={"q_proj", "v_proj"}), loading(lora_target_modules=["v_proj", "q_proj"])
@@ -407,11 +421,13 @@ def test_a_file_of_settings_that_changes_while_the_model_is_loaded_has_no_name(t
     path = tmp_path / "settings.json"
     path.write_text("1")
     arguments = SimpleNamespace(**{argument: str(path)})
-    known = loading_digest(arguments, LoadedFiles([], names, [str(path)]))
-    assert known == loading_digest(arguments, LoadedFiles([], names))
+    known = loading_digest(arguments, LoadedFiles([], names, [str(path)]), {})
+    assert known == loading_digest(arguments, LoadedFiles([], names), {})
     loaded = LoadedFiles([], names, [str(path)])
     path.write_text("2")
-    seen = {loading_digest(arguments, loaded) for _ in range(2)} | {loading_digest(arguments, LoadedFiles([], names))}
+    seen = {loading_digest(arguments, loaded, {}) for _ in range(2)} | {
+        loading_digest(arguments, LoadedFiles([], names), {})
+    }
     assert len(seen | {known}) == 4
 
 
@@ -463,7 +479,7 @@ def test_how_an_adapter_is_scaled_counts(tmp_path, names):
         path.write_text(json.dumps({**given, **changes}))
         file_clock_moved(path)
         arguments = SimpleNamespace(lora_paths=[f"mine={tmp_path}"])
-        seen.add(loading_digest(arguments, LoadedFiles([], names)))
+        seen.add(loading_digest(arguments, LoadedFiles([], names), {}))
     assert len(seen) == 4
 
 
