@@ -18,7 +18,7 @@ from ...lending.donation.extents import CutRun
 from ...lending.leases import LeaseKey, LeaseService, Ticket, Use
 from ..host.landing import Landing
 from ..tier import ReadOutcome
-from .jobs import LEASE_ENDED, REFUSED, Job, Land, PeerRead, PeerWrite, Storing
+from .jobs import FAILED, LEASE_ENDED, REFUSED, Job, Land, PeerRead, PeerWrite, Storing
 from .lent_memory import PeerPlace
 from .neighbour import Neighbour
 from .outgoing import OutgoingMemory
@@ -188,27 +188,35 @@ class Copier:
         assert client is not None
         stores: list[Store] = []
         refused: list[PeerWrite] = []
+        failed: dict[int, str] = {}
+        outgoing = self._outgoing if client.pulls else None
         for job in jobs:
             key = job.place.key
             ticket = self._service.check_before(key) if neighbour.lends(key) else None
             if ticket is None:
                 refused.append(job)
                 continue
-            number = next(self._numbers)
-            outgoing = self._outgoing if client.pulls else None
-            row = outgoing.hold(job.digest) if outgoing is not None else None
-            if outgoing is not None and row is not None:
-                self._storing[number] = Storing(job, neighbour.name, ticket, None, row)
-                stores.append(Store(number, key.lease, job.place.slot, outgoing.place(row), outgoing=True))
-            else:
-                staged_at = self._staging.put(job.data)
-                self._storing[number] = Storing(job, neighbour.name, ticket, staged_at, None)
-                stores.append(Store(number, key.lease, job.place.slot, staged_at))
-            neighbour.asked(self._page_bytes, now)
+            number, row, staged_at = next(self._numbers), None, None
+            try:
+                row = outgoing.hold(job.digest) if outgoing is not None else None
+                if outgoing is not None and row is not None:
+                    stores.append(Store(number, key.lease, job.place.slot, outgoing.place(row), outgoing=True))
+                else:
+                    staged_at = self._staging.put(job.data)
+                    stores.append(Store(number, key.lease, job.place.slot, staged_at))
+            except Exception:
+                # The others of the batch are stored all the same.
+                self.faults += 1
+                self._fault_logger.exception("swift-tiers: a page for lent memory could not be staged")
+                failed[number] = FAILED
+            self._storing[number] = Storing(job, neighbour.name, ticket, staged_at, row)
+        self._answer([self._write_ended(job, LEASE_ENDED) for job in refused])
+        self._end_stores(failed)
         if stores:
+            for _ in stores:
+                neighbour.asked(self._page_bytes, now)
             neighbour.pace.take(len(stores) * self._page_bytes, now)
             client.store(stores)
-        self._answer([self._write_ended(job, LEASE_ENDED) for job in refused])
 
     def stored(self, neighbour: Neighbour, answers: Sequence[Stored]) -> None:
         """What a donor has answered. Answers for pages that are not waited for are ignored."""

@@ -14,6 +14,7 @@ from .lent_memory import PeerPlace
 #: Why a page was not written.
 LEASE_ENDED = "lease ended"
 REFUSED = "the donor refused"
+FAILED = "an error here, which was logged"
 CLOSING = "the server is ending"
 
 

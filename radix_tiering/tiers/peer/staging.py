@@ -28,9 +28,9 @@ class Staging:
 
     def put(self, page: np.ndarray) -> int:
         """Copy a page, uint8 [page_bytes], to a free slot; where it lies, in bytes from the arena's start."""
-        slot = self._free.pop()
-        at = slot * self._page_bytes
+        at = self._free[-1] * self._page_bytes
         np.copyto(self.arena.array[at : at + self._page_bytes], page)
+        self._free.pop()
         return at
 
     def give_back(self, at: int) -> None:

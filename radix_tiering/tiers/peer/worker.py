@@ -29,7 +29,7 @@ from ...lending.leases.effects import (
 from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
-from .jobs import CLOSING, LEASE_ENDED, Job, Land, PeerWrite
+from .jobs import CLOSING, FAILED, LEASE_ENDED, Job, Land, PeerWrite
 from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
@@ -252,7 +252,12 @@ class PeerWorker:
             if one.writes and room:
                 most = min(room, self._pages_at_once) if one.pace.bytes_per_second is None else 1
                 writes = _taken(one.writes, most)
-                self.copier.store(one, writes)
+                try:
+                    self.copier.store(one, writes)
+                except Exception:
+                    # Of what was asked for nobody knows what was sent: no answer would be waited for otherwise.
+                    self._part(one, FAILED)
+                    raise
                 self._poll_for(one)
                 return one, len(writes)
         return None

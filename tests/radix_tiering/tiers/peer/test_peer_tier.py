@@ -29,7 +29,9 @@ from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, packet_socket, send
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, Timing, ipc_address
 from swift_tiers.radix_tiering.tiers.peer import neighbour, worker
+from swift_tiers.radix_tiering.tiers.peer.jobs import FAILED
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.peer.staging import Staging
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome, Tier
 
 from support.peer_donor import OWN, PAGE, LocalDonor, local_donor
@@ -630,6 +632,60 @@ def test_a_page_that_its_donor_has_not_stored_is_not_there(room) -> None:
     borrower.borrow({"d": donor.address}, 8)
     assert borrower.begin_write(borrower.reserve(), borrower.page(1)).wait() == (False, "the donor refused")
     assert borrower.tier.links["host-peer"].pages == 0
+
+
+def test_a_page_that_cannot_be_staged_costs_none_of_the_others(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    staging = borrower.tier._worker.staging
+    put, puts = staging.put, []
+
+    def fail_once(page: np.ndarray) -> int:
+        puts.append(page)
+        if len(puts) == 2:
+            raise MemoryError("injected")
+        return put(page)
+
+    staging.put = fail_once
+    with borrower.tier.still():  # so that they are one batch
+        answers = [borrower.begin_write(borrower.reserve(), borrower.page(seed)) for seed in range(4)]
+    assert [answer.wait() for answer in answers] == [(True, ""), (False, FAILED), (True, ""), (True, "")]
+    (one,) = borrower.tier.snapshot().donors
+    assert (one.storing, staging.room, borrower.tier.snapshot().faults) == (0, staging.slots, 1)
+    donor.recall(8 * PAGE)
+    wait_for(lambda: [each.back.value for each in donor.reclaimed] == ["returned"])
+
+
+def test_memory_that_cannot_be_copied_from_takes_no_staging() -> None:
+    staging = Staging(PAGE)
+    try:
+        with pytest.raises(ValueError, match="broadcast"):
+            staging.put(np.zeros(PAGE - 1, np.uint8))
+        assert staging.room == staging.slots
+    finally:
+        staging.close()
+
+
+def test_stores_that_cannot_be_sent_are_answered_and_the_donor_is_joined_anew(
+    room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor = room.donor(pages=16, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 16)
+
+    def fail(*_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError("injected")
+
+    monkeypatch.setattr(ArenaClient, "store", fail)
+    with borrower.tier.still():
+        answers = [borrower.begin_write(borrower.reserve(), borrower.page(seed)) for seed in range(4)]
+    assert [answer.wait() for answer in answers] == [(False, "lease ended")] * 4
+    wait_for(lambda: len(donor.reclaimed) == 2 and not borrower.tier.capacity_bytes)
+    donor.restock()
+    wait_for(lambda: borrower.tier.capacity_bytes)
+    assert borrower.read(borrower.write(5), 5) is ReadOutcome.OK
 
 
 class FakeDonor:
