@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from ...lending.leases import Ticket
+from ...lending.leases import LeaseKey, Ticket
 from ..tier import ReadOutcome
 from .lent_memory import PeerPlace
 
@@ -56,6 +58,43 @@ class PeerWrite:
 
 
 Job = PeerRead | Land | PeerWrite
+
+_Kind = TypeVar("_Kind", bound=Job)
+
+
+class Waiting(Generic[_Kind]):
+    """Jobs in the order in which they came. Those of one lease are found without looking at the others: many leases
+    end at once where their donor needs memory, with thousands of jobs waiting."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[_Kind, None] = OrderedDict()
+        self._of: dict[LeaseKey, dict[_Kind, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def put(self, job: _Kind) -> None:
+        self._jobs[job] = None
+        self._of.setdefault(job.place.key, {})[job] = None
+
+    def first(self, most: int) -> list[_Kind]:
+        """Take out those that have waited longest, so many at most."""
+        taken = []
+        for _ in range(min(most, len(self._jobs))):
+            job, _none = self._jobs.popitem(last=False)
+            same_lease = self._of[job.place.key]
+            del same_lease[job]
+            if not same_lease:
+                del self._of[job.place.key]
+            taken.append(job)
+        return taken
+
+    def of(self, key: LeaseKey) -> list[_Kind]:
+        """Take out those for places of a lease."""
+        taken = list(self._of.pop(key, ()))
+        for job in taken:
+            del self._jobs[job]
+        return taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)

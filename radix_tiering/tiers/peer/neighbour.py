@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ...lending.donation.device_arena import DeviceArena
 from ...lending.donation.device_memory import DeviceMemory
 from ...lending.donation.pace import MovePace
 from ...lending.leases import LeaseKey, Party
-from .jobs import Job, Land, PeerRead, PeerWrite
+from .jobs import Job, Land, PeerRead, PeerWrite, Waiting
 
 #: How long a donor may take to hand its memory out, or to answer a store that it has had time for, seconds.
 ANSWER_SECONDS = 5.0
@@ -45,10 +44,10 @@ class Neighbour:
         self.reason = ""
         self.told: set[str] = set()  # the reasons that were told since it lent something
         self.pace = MovePace(None)
-        self.demotes: deque[PeerRead] = deque()
-        self.reads: deque[PeerRead] = deque()
-        self.landings: deque[Land] = deque()
-        self.writes: deque[PeerWrite] = deque()
+        self.demotes: Waiting[PeerRead] = Waiting()
+        self.reads: Waiting[PeerRead] = Waiting()
+        self.landings: Waiting[Land] = Waiting()
+        self.writes: Waiting[PeerWrite] = Waiting()
         self.storing = 0  # pages staged and not answered for
         self.next_at = -math.inf  # when it is tried again, attached or joined
         self.answer_by = math.inf
@@ -81,34 +80,24 @@ class Neighbour:
     def put(self, job: Job) -> None:
         """Let a job wait."""
         if isinstance(job, PeerWrite):
-            self.writes.append(job)
+            self.writes.put(job)
         elif isinstance(job, Land):
-            self.landings.append(job)
+            self.landings.put(job)
         else:
-            (self.demotes if job.demote else self.reads).append(job)
+            (self.demotes if job.demote else self.reads).put(job)
 
     def take(self, key: LeaseKey | None = None) -> list[Job]:
         """Take out what waits for places of a lease; None: everything."""
         taken: list[Job] = []
         for queue in (self.demotes, self.reads, self.landings, self.writes):
-            jobs: list[Job] = list(queue)
-            queue.clear()
-            for job in jobs:
-                if key in (None, job.place.key):
-                    taken.append(job)
-                else:
-                    self.put(job)
+            taken += queue.first(len(queue)) if key is None else queue.of(key)
         return taken
 
     def recall(self, key: LeaseKey) -> list[Job]:
         """Take out what waits for places of a lease that is recalled, but reads: who wants a page saves it by that."""
-        others: list[Job] = []
-        for job in self.take(key):
-            if isinstance(job, PeerRead):
-                self.put(replace(job, demote=True))
-            else:
-                others.append(job)
-        return others
+        for job in self.reads.of(key):
+            self.demotes.put(replace(job, demote=True))
+        return [*self.landings.of(key), *self.writes.of(key)]
 
     @property
     def wake(self) -> float:

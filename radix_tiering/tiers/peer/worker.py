@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +36,6 @@ from .places import PlaceBook
 from .staging import Staging
 
 logger = logging.getLogger(__name__)
-
-_Kind = TypeVar("_Kind")
 
 #: Donors that one server borrows from at most; others are left out.
 MAX_NEIGHBOURS = 64
@@ -233,25 +231,25 @@ class PeerWorker:
         donors = [one for one in self._in_turn() if one.attached]
         for one in donors:
             if one.demotes:
-                demotes = _taken(one.demotes, self._pages_at_once)
+                demotes = one.demotes.first(self._pages_at_once)
                 self.copier.read(one, demotes)
                 return one, len(demotes)
         donors = [one for one in donors if not one.pace.wait(now)]
         for one in donors:
             # At a rate, page by page.
             if one.landings:
-                landings = _taken(one.landings, PAGES_AT_ONCE if one.pace.bytes_per_second is None else 1)
+                landings = one.landings.first(PAGES_AT_ONCE if one.pace.bytes_per_second is None else 1)
                 self.copier.land(one, landings)
                 return one, len(landings)
             if one.reads:
-                reads = _taken(one.reads, self._pages_at_once if one.pace.bytes_per_second is None else 1)
+                reads = one.reads.first(self._pages_at_once if one.pace.bytes_per_second is None else 1)
                 self.copier.read(one, reads)
                 return one, len(reads)
         for one in donors:
             room = self.copier.room_to_store(one, alone=len(self.neighbours) == 1)
             if one.writes and room:
                 most = min(room, self._pages_at_once) if one.pace.bytes_per_second is None else 1
-                writes = _taken(one.writes, most)
+                writes = one.writes.first(most)
                 try:
                     self.copier.store(one, writes)
                 except Exception:
@@ -462,8 +460,3 @@ class PeerWorker:
     def _poll_for(self, neighbour: Neighbour) -> None:
         if neighbour.client is not None:
             self._poll.register(neighbour.client.descriptor, neighbour.client.interest)
-
-
-def _taken(waiting: deque[_Kind], most: int) -> list[_Kind]:
-    """The first of what waits, so many at most."""
-    return [waiting.popleft() for _ in range(min(most, len(waiting)))]
