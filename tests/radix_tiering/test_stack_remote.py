@@ -201,6 +201,23 @@ def test_what_is_there_is_not_written_again(machines: Machines) -> None:
 
 
 @on_machines
+def test_a_run_of_which_an_object_was_dropped_is_made_whole_by_who_computes_it(machines: Machines) -> None:
+    """Engines drop objects one by one: that the last one is there says nothing of those before it."""
+    machines.sent()
+    whole, keys = list(machines.store.objects), run_of("a", 2)
+    for hole in whole:
+        if "probe" in hole:
+            continue
+        del machines.store.objects[hole]
+        other = machines.server()
+        put(other, keys)
+        wait_sent(other)
+        assert set(machines.store.objects) == set(whole)
+        reader = machines.server()
+        assert get(reader, keys) == 2 * RUN
+
+
+@on_machines
 def test_a_store_that_was_emptied_is_filled_again(machines: Machines) -> None:
     """By those who knew what was there: they ask, hear that it is not, compute it, and send it."""
     first, second, keys = machines.sent()

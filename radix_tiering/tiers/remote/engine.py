@@ -27,6 +27,11 @@ class EngineAnswer(NamedTuple):
     error: str = ""  # why the engine failed, of all names then; empty: it did not
 
 
+def leading(there: Sequence[bool]) -> int:
+    """How many objects are there, from the first on, by the answer to `exists`."""
+    return next((index for index, one in enumerate(there) if not one), len(there))
+
+
 class EngineReady(NamedTuple):
     """It can be asked from now on."""
 

@@ -17,6 +17,7 @@ from ...base.page import page_digest
 from ...figures.counters import LinkCounters
 from ..tier import Chain, Read, ReadOutcome
 from .arrivals import ArrivedObject
+from .engine import leading
 from .line import EngineLine
 from .objects import ObjectNames, ObjectShape, blank, parse_name, tails, unwrap
 from .probe import CostProbe
@@ -121,7 +122,7 @@ class ObjectReads:
         self.counts["lookups"] += bool(names)
 
         def found(there: Sequence[bool]) -> None:
-            count = there.index(False) if False in there else len(there)
+            count = leading(there)
             for end in ends[:count]:
                 self._rumours.is_there(chain.namespace, chain.keys[end])
             for end in ends[count:]:

@@ -1,7 +1,7 @@
 """The way to the engine: runs of pages, each as objects in order, the last one when all others are there.
 
-waits --> is it there? --(no)--> others taken --> last one taken --> written
-              '--(yes)--> written      '--(refused, late, damaged)--> given up
+waits --> how much is there? --(not all)--> others taken --> last one taken --> written
+              '--(all)--> written             '--(refused, late, damaged)--> given up
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ...base.page import page_digest
 from ...figures.counters import LinkCounters
 from ..tier import DAMAGED, Write, Written
-from .engine import Verb
+from .engine import Verb, leading
 from .line import AWAY, EngineLine
 from .objects import ObjectHeader, ObjectNames, ObjectShape, wrap
 from .rumours import Rumours
@@ -38,7 +38,7 @@ class _Run:
     def __init__(self, writes: Sequence[Write], until: float) -> None:
         self.writes = writes
         self.until = until
-        self.asked = False  # whether it is there already
+        self.asked = False  # how much is there already
         self.at = 0  # pages that are there now
 
 
@@ -97,13 +97,14 @@ class ObjectWrites:
         self._under_way = 0
 
     def _go_on_with(self, run: _Run) -> None:
-        """Ask whether it is there; write what is not, and its last object when all others are there."""
+        """Ask how much is there; write from there on, and its last object when all others are there."""
         record, shape, slots = run.writes[-1].record, self._shape, self._line.slots
         if not run.asked:
             run.asked = True
             names = [self._name(one) for one in run.writes[shape.pages - 1 :: shape.pages]]
             if self._rumours.first_lost(list(enumerate(names)), self._clock()) >= len(names):
-                self._ask(run, "exists", [names[-1]], (), 0, lambda there: self._may_be_there(run, there[0]))
+                # All of them: engines drop one and keep the next, and the last one says nothing of those before it.
+                self._ask(run, "exists", names, (), 0, lambda there: self._found(run, there))
                 return
         if run.at == len(run.writes):
             self._rumours.is_there(record.namespace, record.key)
@@ -152,9 +153,8 @@ class ObjectWrites:
             self._line.slots.give_back(slots)
             self._stop(run, AWAY)
 
-    def _may_be_there(self, run: _Run, there: bool) -> None:
-        if there:
-            self._written(run, len(run.writes))
+    def _found(self, run: _Run, there: Sequence[bool]) -> None:
+        self._written(run, leading(there) * self._shape.pages)
         self._go_on_with(run)
 
     def _taken(self, run: _Run, slots: Sequence[int], taken: Sequence[bool]) -> None:
