@@ -45,6 +45,11 @@ class TierMap(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[MapPiece, ...] = ()
 
 
+_WORDS = [state.word for state in SlotState]
+_WORD_BYTES = np.array([len(word) for word in _WORDS])
+_TENS = 10 ** np.arange(1, 18)
+
+
 class Cells(NamedTuple):
     """A map in words: `free 120 cached 30`."""
 
@@ -58,35 +63,39 @@ def write_cells(found: TierMap, most_bytes: int) -> Cells:
     A cell never reaches over the end of a piece. Raises ValueError where no number of slots is enough.
     """
     sizes = [piece.slots for piece in found.pieces] or [len(found.states)]
-    share = 1
-    while len(text := _text(_merged(found.states, sizes, share))) > most_bytes:
-        if share > max(sizes):
+    cells, share = found.states, 1
+    counts: np.ndarray | None = None
+    states, lengths = _runs(cells)
+    # Only a text that is short enough is written: one of a million slots may be of megabytes.
+    while _text_bytes(states, lengths) > most_bytes:
+        if max(sizes) <= 1:
             raise ValueError(f"a map of {len(sizes)} pieces does not fit into {most_bytes} bytes")
-        share *= 2
-    return Cells(text, share)
+        if counts is None:
+            kinds = np.unique(states)[::-1]  # those that there are
+            counts = cells == kinds[:, None]
+        counts, sizes, share = _halved(counts, sizes), [(size + 1) // 2 for size in sizes], 2 * share
+        cells = kinds[counts.argmax(axis=0)]  # the later one of two
+        states, lengths = _runs(cells)
+    runs = zip(states.tolist(), lengths.tolist(), strict=True)
+    return Cells(" ".join(f"{_WORDS[state]} {length}" for state, length in runs), share)
 
 
-def _merged(states: np.ndarray, sizes: list[int], share: int) -> np.ndarray:
-    """The state of each cell of `share` slots: what most of them are."""
-    if share == 1 or not len(states):
-        return states
-    ends = np.cumsum(sizes)
-    starts = np.concatenate([np.arange(end - size, end, share) for end, size in zip(ends, sizes, strict=True)])
-    most = np.zeros(len(starts), dtype=np.int64)
-    merged = np.zeros(len(starts), dtype=np.uint8)
-    for state in SlotState:
-        count = np.add.reduceat(states == state, starts, dtype=np.int64)
-        np.copyto(merged, np.uint8(state), where=count >= np.maximum(most, 1))
-        np.maximum(most, count, out=most)
-    return merged
+def _halved(counts: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """How many slots of each cell are in which state, int32 [states, cells], where every two cells of a piece become
+    one. `counts`: the same of those before; `sizes`: cells of each piece."""
+    odd = np.cumsum(sizes)[np.array(sizes) % 2 == 1]
+    even = np.insert(counts, odd, 0, axis=1) if len(odd) else counts
+    found: np.ndarray = np.add(even[:, ::2], even[:, 1::2], dtype=np.int32)
+    return found
 
 
-def _text(cells: np.ndarray) -> str:
-    if not len(cells):
-        return ""
-    begins = np.concatenate([[0], np.flatnonzero(cells[1:] != cells[:-1]) + 1])
-    counts = np.diff(begins, append=len(cells))
-    words = [state.word for state in SlotState]
-    return " ".join(
-        f"{words[state]} {count}" for state, count in zip(cells[begins].tolist(), counts.tolist(), strict=True)
-    )
+def _runs(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cells that are alike and follow each other: the state of each run, and its length."""
+    begins = np.flatnonzero(np.concatenate([[len(cells) > 0], cells[1:] != cells[:-1]]))
+    return cells[begins], np.diff(begins, append=len(cells))
+
+
+def _text_bytes(states: np.ndarray, lengths: np.ndarray) -> int:
+    """What these runs take in words."""
+    digits = 1 + np.searchsorted(_TENS, lengths, side="right")
+    return max(0, int((_WORD_BYTES[states] + digits).sum()) + 2 * len(states) - 1)

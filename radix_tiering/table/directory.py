@@ -51,8 +51,8 @@ def snapshot(rows: PageRows, own_pages: int) -> DirectorySnapshot:
 
 def slot_states(rows: PageRows, owners: np.ndarray) -> np.ndarray:
     """What slots of host memory are used for that belong to these rows: uint8 [owners] of `SlotState`."""
-    words = rows.words[owners]
-    pinned_pages = (words[:, PINS] > 0) | (words[:, KEPT] > 0) | (words[:, FLAGS] & KEEP != 0)
+    words, flags = rows.words, rows.words[owners, FLAGS]
+    pinned_pages = (words[owners, PINS] > 0) | (words[owners, KEPT] > 0) | (flags & KEEP != 0)
     states = np.where(pinned_pages, SlotState.PINNED, SlotState.CACHED)
-    states = np.where(words[:, FLAGS] & DROPPED != 0, SlotState.PRIVATE, states)
+    states = np.where(flags & DROPPED != 0, SlotState.PRIVATE, states)
     return np.where(rows.whole(owners, HOST), states, SlotState.LOADING).astype(np.uint8)

@@ -787,17 +787,16 @@ class PageTable:
         alone = self._rows.words[rows, TIERS] >> BITS & kernels.ANY_COPY == 0
         return self._pages(rows[alone])
 
-    def places_in(self, tier: int) -> list[Any]:
-        """The places of the whole copies of a tier; takes as long as there are copies."""
+    def places_in(self, tier: int, rows: np.ndarray) -> list[Any]:
+        """The places of the whole copies of a tier that pages in some of its rows, as they were `listed`, have now."""
         of = self.of[tier]
-        rows = of.listed()
         rows = rows[self._rows.whole(rows, tier)]
         return [of.place_at(code) for code in self._rows.words[rows, PLACES + tier].tolist()]
 
-    def host_states(self) -> np.ndarray:
-        """What each slot of host memory is used for: uint8 [slots] of `SlotState`."""
-        states = self.host.states()
-        owners = self.of[HOST].owners  # type: ignore[attr-defined]
+    def host_states(self, some: slice = slice(None)) -> np.ndarray:
+        """What each slot of host memory, or of some of it, is used for: uint8 [slots] of `SlotState`."""
+        states = self.host.states(some)
+        owners = self.of[HOST].owners[some]  # type: ignore[attr-defined]
         slots = np.flatnonzero(owners >= 0)
         states[slots] = directory.slot_states(self._rows, owners[slots])
         return states

@@ -124,8 +124,8 @@ class HostSlots(Keeper, Protocol):
         """A slot; None where all are taken, or as many as may be."""
         ...
 
-    def states(self) -> np.ndarray:
-        """What each slot is used for, as far as no page has it: uint8 [slots] of `SlotState`."""
+    def states(self, some: slice = slice(None)) -> np.ndarray:
+        """What each of some slots is used for, as far as no page has it: uint8 [slots] of `SlotState`, a copy."""
         ...
 
 

@@ -398,8 +398,8 @@ class Tier(ABC):
         return {}
 
     def slot_map(self, held: Callable[[], Sequence[Any]], *, time: float) -> TierMap | None:
-        """What is in each slot, of one moment; None where it has no slots to show. `held()`: the places of the copies
-        that are whole now, which takes as long as there are copies; `time`: now, seconds since the epoch."""
+        """What is in each slot; None where it has no slots to show. Any thread, with no lock held. `held()`: the places
+        of the copies that are whole, looked at little by little; `time`: now, seconds since the epoch."""
         return None
 
     def close(  # noqa: B027 - as above

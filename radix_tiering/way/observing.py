@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..base.events import EventLog
 from ..base.page import KEY_BYTES, Namespace
 from ..base.slot_map import TierMap
@@ -20,8 +22,8 @@ from .down import Mover
 from .filling import Filling
 from .up import Restorer
 
-#: Pages that are looked at while the page table is locked.
-PAGES_AT_ONCE = 64
+#: Pages that are looked at while the page table is locked; and slots, which takes less of each.
+PAGES_AT_ONCE, SLOTS_AT_ONCE = 64, 4096
 
 
 class Observed(Protocol):
@@ -175,20 +177,28 @@ def prefix_places(stack: Observed, key: bytes) -> list[PagePlaces]:
 
 
 def tier_map(stack: Observed, tier: str, *, time: float) -> TierMap | None:
-    """What is in each slot of a tier below the device, all of one moment; None if there is no such tier here, or it has
-    no slots. Any thread. `time`: now, seconds since the epoch."""
+    """What is in each slot of a tier below the device, some thousand of one moment: the scheduler waits for the page
+    table; None if there is no such tier here, or it has no slots. Any thread. `time`: now, seconds since the epoch."""
+    table = stack.table
     if tier == stack.host.name:
-        with stack.table.lock:
-            return stack.host.slot_map(stack.table.host_states(), time=time)
+        states = np.empty(stack.host.slots, np.uint8)
+        for first in range(0, len(states), SLOTS_AT_ONCE):
+            some = slice(first, first + SLOTS_AT_ONCE)
+            with table.lock:
+                states[some] = table.host_states(some)
+        return stack.host.slot_map(states, time=time)
     if tier not in stack.tiers:
         return None
-    copies = stack.table.named(tier)
+    copies = table.named(tier)
 
     def held() -> list[object]:
-        return stack.table.places_in(copies.number)
+        rows, places = copies.listed(), list[object]()
+        for first in range(0, len(rows), SLOTS_AT_ONCE):
+            with table.lock:
+                places += table.places_in(copies.number, rows[first : first + SLOTS_AT_ONCE])
+        return places
 
-    with stack.table.lock:
-        return stack.tiers[tier].slot_map(held, time=time)
+    return stack.tiers[tier].slot_map(held, time=time)
 
 
 def _places(stack: Observed, page: Page) -> PagePlaces:

@@ -24,7 +24,7 @@ from .sampler import Sampler
 from .tree_nodes import Children, Whereabouts, children_of, largest_subtrees, read_keys
 from .tree_shape import TreeCopy
 
-#: What was read of the scheduler answers questions for so long, seconds.
+#: What was read of the scheduler, and the map of another tier, answers questions for so long, seconds.
 FRESH_SECONDS = 0.5
 #: How long the answer about a page waits for what the device has of it, seconds.
 DEVICE_SECONDS = 1.0
@@ -75,6 +75,7 @@ class RankAnswerer:
         """`sampler` is None where sampling is off: then the scheduler is asked nothing."""
         self._stack = stack
         self._scheduler = _Scheduler(sampler) if sampler is not None else None
+        self._maps: dict[str, tuple[float, TierMap]] = {}  # by tier: read when, monotonic seconds
 
     def page(self, key: bytes) -> PageAnswer:
         whole = whole_key(self._stack, key)
@@ -94,9 +95,12 @@ class RankAnswerer:
     def map(self, tier: str) -> TierMap:
         if tier == "device":
             return self._running().device_map()
-        found = tier_map(self._stack, tier, time=time.time())
-        if found is None:
-            raise NoAnswer(f"there is no {tier} tier")
+        at, found = self._maps.get(tier, (float("-inf"), None))
+        if found is None or time.monotonic() - at >= FRESH_SECONDS:
+            found = tier_map(self._stack, tier, time=time.time())
+            if found is None:
+                raise NoAnswer(f"there is no {tier} tier")
+            self._maps[tier] = time.monotonic(), found
         return found
 
     def nodes(self, count: int) -> TreeNodes:

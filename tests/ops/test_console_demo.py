@@ -127,7 +127,7 @@ def check(server: DemoServer) -> None:
     told = np.where(
         np.isin(states, [SlotState.LENT, SlotState.RECOMPUTING, SlotState.LOADING]), np.uint8(SlotState.PRIVATE), states
     )
-    with device.lock, patch.object(pool, "states", lambda: told):
+    with device.lock, patch.object(pool, "states", lambda some: told[some].copy()):
         check_rules(device)
     lent = server.donor.sizer.lent if server.donor is not None else 0
     assert (states == SlotState.LENT).sum() == lent

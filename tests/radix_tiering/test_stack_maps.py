@@ -201,6 +201,30 @@ def test_a_lent_slot_that_was_given_back_while_it_is_read_is_nobodys() -> None:
     check(stack)
 
 
+def test_a_map_of_many_slots_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever serves waits for the page table meanwhile."""
+    monkeypatch.setattr(observing, "SLOTS_AT_ONCE", 4)
+    peer = ModelPeer(4096)
+    stack = make_stack(host_pages=50, lent=peer)
+    peer.lend(30)
+    put(stack, chain(*range(40)))
+    check(stack)  # compares both maps with the pages
+    looked: list[int] = []
+    states, places = stack.table.host_states, stack.table.places_in
+
+    def counted(rows: Any) -> Any:
+        assert stack.table.lock.locked()
+        looked.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(stack.table, "host_states", lambda some: counted(states(some)))
+    monkeypatch.setattr(stack.table, "places_in", lambda tier, rows: places(tier, counted(rows)))
+    for tier, slots in (("host", 50), ("peer", 30)):
+        looked.clear()
+        assert len(slot_words(stack, tier)) == slots
+        assert (sum(looked), max(looked)) == (slots, 4)
+
+
 def test_a_key_is_known_by_its_beginning() -> None:
     stack = make_stack(host_pages=8)
     keys = chain(*"abcd")

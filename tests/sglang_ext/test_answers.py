@@ -250,6 +250,13 @@ def one_look_serves_all(s) -> None:
 
 
 def tiers_below(s) -> None:
+    from swift_tiers.sglang_ext.tell import answers as module
+
+    fresh, module.FRESH_SECONDS = module.FRESH_SECONDS, 60.0
+    try:
+        assert answers(s).map("host") is answers(s).map("host"), "whoever serves waits for each of them"
+    finally:
+        module.FRESH_SECONDS = fresh
     assert len(answers(s).map("host").states) == s.linker.stack.host.slots
     assert [piece.name for piece in answers(s).map("ssd").pieces] == ["0", "1"]
     with pytest.raises(NoAnswer, match="no peer tier"):

@@ -119,9 +119,9 @@ class HostTier:
         """What a slot is used for that is taken, and not by a page."""
         self._states[slot] = state
 
-    def states(self) -> np.ndarray:
-        """What each slot is used for, as far as no page has it: uint8 [slots] of `SlotState`, a copy."""
-        return np.frombuffer(self._states, dtype=np.uint8).copy()
+    def states(self, some: slice = slice(None)) -> np.ndarray:
+        """What each of some slots is used for, as far as no page has it: uint8 [slots] of `SlotState`, a copy."""
+        return np.frombuffer(self._states[some], dtype=np.uint8)
 
     def page(self, slot: int) -> np.ndarray:
         """The page's bytes in `slot`: uint8 [page_bytes], a view. Raises IndexError where there is no such slot."""

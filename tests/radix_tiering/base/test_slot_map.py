@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_tiers.radix_tiering.base import slot_map
 from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
 
 STATES = st.sampled_from(list(SlotState))
@@ -84,6 +86,21 @@ def test_a_hundred_thousand_slots_fit_however_they_are_mixed() -> None:
     text, share = write_cells(TierMap(time=1.0, slot_bytes=1, states=mixed), 262_144)
     assert len(text) <= 262_144
     assert share in (4, 8)
+
+
+def test_no_text_is_written_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of all slots may be of megabytes, however often somebody asks."""
+    written: list[int] = []
+
+    class Words(list[str]):
+        def __getitem__(self, state: Any) -> Any:
+            written.append(state)
+            return super().__getitem__(state)
+
+    monkeypatch.setattr(slot_map, "_WORDS", Words(slot_map._WORDS))
+    states = np.tile(np.array([SlotState.FREE, SlotState.CACHED], np.uint8), 5000)
+    assert write_cells(TierMap(time=1.0, slot_bytes=1, states=states), 100) == ("cached 5000", 2)
+    assert written == [SlotState.CACHED]
 
 
 def test_a_tier_without_slots_has_no_cells() -> None:
