@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from swift_tiers.radix_tiering.base.slot_map import TierMap
 from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
@@ -26,8 +28,11 @@ from .tree_shape import TreeCopy
 
 #: What was read of the scheduler, and the map of another tier, answers questions for so long, seconds.
 FRESH_SECONDS = 0.5
-#: How long the answer about a page waits for what the device has of it, seconds.
-DEVICE_SECONDS = 1.0
+#: How long the answer about a page waits for what the device has of it, seconds: so many turns of the scheduler, with
+#: the least and the most. Whoever asks waits for three seconds.
+DEVICE_SECONDS, DEVICE_TURNS, MOST_DEVICE_SECONDS = 1.0, 3, 2.0
+#: Nobody who waited has asked for so long, seconds: what is being found out is for nobody.
+GIVEN_UP_SECONDS = 10.0
 #: Sequences that are looked for on the device at a time; who asks for further ones is told nothing of the device.
 MOST_LOOKUPS = 16
 
@@ -130,6 +135,24 @@ class _Lookup:
             self.errand.dropped = True
 
 
+class _KeyedNodes:
+    """A ranking of nodes whose keys are being read."""
+
+    def __init__(self, core: Any, tree: TreeCopy, at: float, table: list[NodeEntry]) -> None:
+        """`at`: when the tree was copied, seconds since the epoch."""
+        self.asked = time.monotonic()  # last
+        self._tree = tree
+        self._at = at
+        self._table = table
+        self._keys: dict[int, str] = {}
+        self.errand = Errand(lambda: read_keys(core, [node.node for node in table], self._keys))
+
+    def told(self) -> TreeNodes:
+        """Once the errand has ended."""
+        found = tuple(node._replace(key=self._keys.get(node.node, "")) for node in self._table)
+        return TreeNodes(time=self._at, nodes=len(self._tree.nodes), complete=self._tree.complete, table=found)
+
+
 class _Scheduler:
     """What is read of the scheduler, for one publisher's thread."""
 
@@ -142,8 +165,8 @@ class _Scheduler:
         self._map: tuple[device_map.CapturedMap, TierMap] | None = None
         self._tree = Reading(self._errands, self._copy_tree)
         self._children: tuple[TreeCopy, Children] | None = None
-        self._nodes: tuple[TreeCopy, TreeNodes] | None = None
-        self._keyed: tuple[TreeCopy, list[NodeEntry], dict[int, str], Errand] | None = None
+        self._nodes: tuple[float, TreeNodes] | None = None  # told first when, monotonic seconds
+        self._keyed: _KeyedNodes | None = None
         self._lookups: dict[bytes, _Lookup] = {}
 
     # ---- the device's pool ----
@@ -175,23 +198,24 @@ class _Scheduler:
         return self._sampler.shape.copy(), ends, time.time()
 
     def nodes(self, count: int) -> TreeNodes:
-        tree, ends, at = self._tree.get()
-        if self._nodes is None or self._nodes[0] is not tree:
-            if self._keyed is None or self._keyed[0] is not tree:
-                table = largest_subtrees(tree, ends, MOST_LISTED_NODES, time.monotonic())
-                keys: dict[int, str] = {}
-                errand = Errand(lambda: read_keys(self._core, [node.node for node in table], keys))
-                if self._errands.submit(errand):
-                    self._keyed = tree, table, keys, errand
+        now = time.monotonic()
+        keyed = self._keyed
+        if keyed is not None and now - keyed.asked >= GIVEN_UP_SECONDS:
+            keyed.errand.dropped = True
+            keyed = self._keyed = None
+        # What is under way is told, however old it is by then: who begins anew might never end.
+        if keyed is not None:
+            keyed.asked = now
+            if not keyed.errand.ended:
                 raise NotYet
-            _, table, keys, errand = self._keyed
-            if not errand.ended:
-                raise NotYet
-            self._keyed = None
-            found = tuple(node._replace(key=keys.get(node.node, "")) for node in table)
-            self._nodes = tree, TreeNodes(time=at, nodes=len(tree.nodes), complete=tree.complete, table=found)
-        answer = self._nodes[1]
-        return TreeNodes(time=answer.time, nodes=answer.nodes, complete=answer.complete, table=answer.table[:count])
+            self._keyed, self._nodes = None, (now, keyed.told())
+        if self._nodes is None or now - self._nodes[0] >= FRESH_SECONDS:
+            tree, ends, at = self._tree.get()
+            keyed = _KeyedNodes(self._core, tree, at, largest_subtrees(tree, ends, MOST_LISTED_NODES, now))
+            if self._errands.submit(keyed.errand):
+                self._keyed = keyed
+            raise NotYet
+        return msgspec.structs.replace(self._nodes[1], table=self._nodes[1].table[:count])
 
     # ---- pages ----
 
@@ -204,7 +228,7 @@ class _Scheduler:
         try:
             slots = self._look_for(key, lookup, chain)
         except NotYet:
-            if now - lookup.since < DEVICE_SECONDS:
+            if now - lookup.since < max(DEVICE_SECONDS, min(MOST_DEVICE_SECONDS, DEVICE_TURNS * self._errands.turn)):
                 raise
             slots = {}
         except NoAnswer:
@@ -235,6 +259,6 @@ class _Scheduler:
     def _forget_old(self, now: float) -> None:
         """Questions that were given up before they were answered."""
         for key, lookup in list(self._lookups.items()):
-            if now - lookup.since >= 2 * DEVICE_SECONDS:
+            if now - lookup.since >= 2 * max(DEVICE_SECONDS, MOST_DEVICE_SECONDS):
                 lookup.drop()
                 del self._lookups[key]

@@ -33,6 +33,8 @@ class Errands:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # of the scheduler's thread
+        self.turn = 0.0  # seconds from one turn of its loop to the next, the last time
+        self._ticked = time.monotonic()
         self._waiting: deque[Errand] = deque()
         self._under_way: tuple[Errand, Iterator[None]] | None = None
         self._next = 0.0
@@ -46,9 +48,10 @@ class Errands:
 
     def tick(self) -> None:
         """Once in each turn of the scheduler's loop: at most one step. Raises nothing."""
+        started = time.monotonic()
+        self.turn, self._ticked = started - self._ticked, started
         if not self._waiting and self._under_way is None:
             return
-        started = time.monotonic()
         if started < self._next:
             return
         self._step(started + STEP_SECONDS)

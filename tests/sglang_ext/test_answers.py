@@ -86,6 +86,7 @@ def forget(s) -> None:
     """What was read before is too old now."""
     scheduler = answers(s)._scheduler
     scheduler._tree._at = scheduler._captured._at = float("-inf")
+    scheduler._nodes = None
 
 
 # ---- the device's map ----
