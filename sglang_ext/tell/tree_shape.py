@@ -8,7 +8,6 @@ read stands one level too high until it is read again, which happens to some lea
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 BUDGET_SECONDS = 0.003
 #: Leaves whose paths are read again in one sampling.
 LEAVES_AGAIN = 32
+#: Of the numbers whose largest is asked for.
+NUMBERS_IN_A_BLOCK = 1024
 
 
 class Node(NamedTuple):
@@ -53,6 +54,34 @@ class Shape(NamedTuple):
     complete: bool  # every path has been read
 
 
+class _Numbers:
+    """The largest of many numbers from 0 on that come and go. A heap would have to be cleared of what has gone, which
+    takes as long as there are nodes; this takes what one block does."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[int, int]] = []  # of so many numbers each: how often each is there
+
+    def change(self, gone: int | None, come: int | None) -> None:
+        if gone == come:
+            return
+        if come is not None:
+            while come // NUMBERS_IN_A_BLOCK >= len(self._blocks):
+                self._blocks.append({})
+            block = self._blocks[come // NUMBERS_IN_A_BLOCK]
+            block[come] = block.get(come, 0) + 1
+        if gone is not None:
+            block = self._blocks[gone // NUMBERS_IN_A_BLOCK]
+            block[gone] -= 1
+            if not block[gone]:
+                del block[gone]
+
+    def largest(self) -> int:
+        """0 if there is none."""
+        while self._blocks and not self._blocks[-1]:
+            self._blocks.pop()
+        return max(self._blocks[-1]) if self._blocks else 0
+
+
 class TreeSummer:
     """Scheduler's thread."""
 
@@ -67,9 +96,7 @@ class TreeSummer:
         self._unread: dict[int, None] = {}
         self._uses: dict[int, NodeUse] = {}  # of nodes that requests ended at
         self._again: OrderedDict[int, None] = OrderedDict()  # leaves, the next one to be read again first
-        # The largest first; entries that no longer hold are dropped when they come to the top.
-        self._by_depth: list[tuple[int, int]] = []
-        self._by_tokens: list[tuple[int, int]] = []
+        self._depths, self._tokens = _Numbers(), _Numbers()  # of all nodes
 
     def note(self, node_id: int, before: int | None = None) -> None:
         """A request went into the tree as far as this node; some of it went as far as `before`, if that is given."""
@@ -104,8 +131,8 @@ class TreeSummer:
         return Shape(
             nodes=len(self._nodes),
             leaves=self._leaves,
-            depth=self._largest(self._by_depth, "depth"),
-            deepest_tokens=self._largest(self._by_tokens, "tokens"),
+            depth=self._depths.largest(),
+            deepest_tokens=self._tokens.largest(),
             complete=not self._unread,
         )
 
@@ -130,10 +157,8 @@ class TreeSummer:
         before = self._nodes.get(node_id)
         self._nodes[node_id] = node
         self._leaves += (not node.children) - (before is not None and not before.children)
-        if before is None or before.depth != node.depth:
-            heapq.heappush(self._by_depth, (-node.depth, node_id))
-        if before is None or before.tokens != node.tokens:
-            heapq.heappush(self._by_tokens, (-node.tokens, node_id))
+        self._depths.change(before and before.depth, node.depth)
+        self._tokens.change(before and before.tokens, node.tokens)
         if not node.children:
             self._again[node_id] = None
 
@@ -148,18 +173,8 @@ class TreeSummer:
             above = self._uses.get(node.parent, NodeUse(0, 0.0))
             self._uses[node.parent] = NodeUse(above.hits + use.hits, max(above.latest, use.latest))
         self._leaves -= not node.children
+        self._depths.change(node.depth, None)
+        self._tokens.change(node.tokens, None)
         parent = self._nodes.get(node.parent)
         if parent is not None and parent.children:
             self._enter(node.parent, parent._replace(children=parent.children - 1))
-
-    def _largest(self, heap: list[tuple[int, int]], field: str) -> int:
-        if len(heap) > 2 * len(self._nodes) + 1024:
-            heap[:] = [(-getattr(node, field), node_id) for node_id, node in self._nodes.items()]
-            heapq.heapify(heap)
-        while heap:
-            negative, node_id = heap[0]
-            node = self._nodes.get(node_id)
-            if node is not None and getattr(node, field) == -negative:
-                return -negative
-            heapq.heappop(heap)
-        return 0

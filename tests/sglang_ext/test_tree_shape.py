@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
 from swift_tiers.sglang_ext.tell import tree_shape
-from swift_tiers.sglang_ext.tell.tree_shape import LEAVES_AGAIN, TreeSummer
+from swift_tiers.sglang_ext.tell.tree_shape import LEAVES_AGAIN, Node, TreeSummer
 
 
 class Info(NamedTuple):
@@ -51,3 +52,36 @@ def test_leaves_that_were_evicted_are_kept_by_nobody(monkeypatch: pytest.MonkeyP
     assert most <= 8 * LEAVES_AGAIN
     assert set(summer._again) <= {0, *tree.leaves}
     assert set(summer._nodes) <= {0, *tree.leaves}
+
+
+class Unlisted(dict[int, Node]):
+    """Nobody goes through all of it."""
+
+    def items(self) -> Any:
+        raise AssertionError("a sampling takes as long as there are nodes")
+
+    values = keys = __iter__ = items
+
+
+def test_no_sampling_goes_through_all_nodes_however_many_have_come_and_gone() -> None:
+    """And it says which of those that are there is the deepest."""
+    dice, summer, there = random.Random(1), TreeSummer(Tree()), dict[int, Node]()
+    summer._nodes = Unlisted()
+    for number in range(1, 6000):
+        there[number] = Node(0, dice.choice([16, 900, 100_000]) * dice.randrange(1, 9), dice.randrange(1, 2000), 1)
+        summer._enter(number, there[number])
+        if number % 3 == 0:  # its path is another one now
+            changed = dice.choice(list(there)[-50:])
+            there[changed] = there[changed]._replace(depth=dice.randrange(1, 2000), tokens=dice.randrange(10**6))
+            summer._enter(changed, there[changed])
+        if number > 300:
+            gone = number - 300
+            summer.leaving(gone)
+            del there[gone]
+        if number % 20 == 0:
+            found = summer.sample()
+            assert (found.nodes, found.depth) == (len(there), max(node.depth for node in there.values()))
+            assert found.deepest_tokens == max(node.tokens for node in there.values())
+    for number in list(there):
+        summer.leaving(number)
+    assert summer.sample()[:4] == (0, 0, 0, 0)
