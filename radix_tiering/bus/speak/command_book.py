@@ -19,8 +19,8 @@ from ..redis.batch import RedisBatch, Reply
 SETTLE_SECONDS, LATE_SECONDS = 60.0, 600.0
 #: How long after a command has come its outcome is looked for more often, seconds.
 HURRY_SECONDS = 5.0
-#: Commands whose outcomes are kept here, to be written again should Redis lose them.
-MOST_NOTES = 256
+#: Commands whose outcomes are kept here, to be written again should Redis lose them; and that may be under way.
+MOST_NOTES, MOST_UNDER_WAY = 256, 1024
 
 ACCEPTED, DONE, REFUSED, EXPIRED, PARTLY = "accepted", "done", "refused", "expired", "partly"
 
@@ -66,6 +66,11 @@ class _Note:
         self.deadline: float | None = None  # by Redis' clock; None where nothing is left to settle by this rank
         self.said: dict[str, str] = {}  # outcomes by rank, as far as they are known here
 
+    @property
+    def under_way(self) -> bool:
+        """Whether its outcome is still to come from ranks that are waited for."""
+        return self.deadline is not None and self.fields["state"] == ACCEPTED
+
     def set(self, now: float, **fields: str) -> None:
         for name, value in fields.items():
             if self.fields.get(name) != value:
@@ -106,6 +111,11 @@ class CommandBook:
         """Whether something is about to happen here: better look again soon."""
         young = self._monotonic() - HURRY_SECONDS
         return bool(self._reports) or any(note.changed > young and self._silent(note) for note in self._notes.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether so many commands are under way that no more should be accepted."""
+        return sum(note.under_way for note in self._notes.values()) >= MOST_UNDER_WAY
 
     def report(self, identifier: str, outcome: Outcome, *, for_group: bool = False) -> None:
         """This rank, or with `for_group` all of its tensor group, has carried out a command, with a result in words,
@@ -157,7 +167,9 @@ class CommandBook:
                 del self._notes[identifier]
             elif note.unsaid:
                 self._write(batch, identifier, note)
-        for identifier in list(self._notes)[:-MOST_NOTES]:
+        # Nobody else tells what becomes of those that are under way.
+        told = [identifier for identifier, note in self._notes.items() if not (note.under_way or note.unsaid)]
+        for identifier in told[:-MOST_NOTES]:
             del self._notes[identifier]
 
     def _take(self, identifier: str, outcome: Outcome, ranks: Iterable[str]) -> None:

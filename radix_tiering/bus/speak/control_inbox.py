@@ -92,6 +92,9 @@ class ControlInbox:
         if not redis_now <= order.deadline:
             self._book.turn_away(identifier, author, kind, None, order.deadline)
             return
+        if self._book.full:
+            self._book.turn_away(identifier, author, kind, "too many commands are under way; send it later", redis_now)
+            return
         try:
             self._hand_on(fields)
         except Exception as error:

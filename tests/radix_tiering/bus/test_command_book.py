@@ -201,16 +201,22 @@ def test_what_was_not_written_is_written_later(own_redis) -> None:
 
 
 def test_no_more_is_kept_than_there_is_room_for(redis) -> None:
+    """But whatever is under way: nobody else tells what becomes of it."""
     world = World(redis, ranks=(ONE,))
     for number in range(MOST_NOTES + 10):
         world.book.accept(f"c{number}", "ann", "drop", 1005.0)
-    world.turn()
+        world.turn()
     world.book.forget()
     # Each is written by two commands.
-    assert world.turn() == 2 * MOST_NOTES
+    assert world.turn() == 2 * (MOST_NOTES + 10)
     for number in range(MOST_NOTES + 10):
         world.book.report(f"c{number}", "")
     world.turn()
+    assert {world.said(f"swift:alpha:command:c{number}")["state"] for number in range(MOST_NOTES + 10)} == {"done"}
+    assert len([kind for kind, _ in world.audit if kind == "command.done"]) == MOST_NOTES + 10
+    world.turn()
+    world.book.forget()
+    assert world.turn() == 2 * MOST_NOTES
     world.now += COMMAND_TTL + 1
     world.book.forget()
     assert world.turn() == 0, "older than they are kept on Redis"

@@ -21,6 +21,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 )
 from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.speak import command_book
 from swift_tiers.radix_tiering.bus.speak.control_inbox import MOST_ORDERS
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
@@ -205,6 +206,19 @@ def test_one_that_cannot_be_handed_on_is_refused(operator, obey) -> None:
     operator.send("c2")
     operator.wait_for("c2", "refused")
     assert one.alive
+
+
+def test_more_than_can_be_kept_in_mind_are_turned_away(operator, obey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_book, "MOST_UNDER_WAY", 2)
+    one = obey()
+    for number in range(3):
+        operator.send(f"c{number}")
+    assert operator.wait_for("c2", "refused")["reason"].startswith("too many commands are under way")
+    assert operator.ids() == ["c0", "c1"]
+    one.report("c0", "")
+    operator.wait_for("c0", "done")
+    operator.send("c3")
+    operator.wait_for("c3", "accepted")
 
 
 # ---- once ----
