@@ -69,7 +69,7 @@ class RecordingFeed(Feed):
             with self._lock:
                 if str(error) != self._lost:
                     self._lost = str(error)
-                    self._write((FrameKind.LOST, self._lost))
+                    self._write(self._at(), FrameKind.LOST, self._lost)
             raise
         with self._lock:
             self._lost = ""
@@ -82,7 +82,7 @@ class RecordingFeed(Feed):
             said = [_timeless(view) for view in answers.views]
             if self._answers.get(question) != said:
                 self._answers[question] = said
-                self._write((FrameKind.ANSWERS, RecordedAnswer(question, answers.views, answers.silent)))
+                self._write(self._at(), FrameKind.ANSWERS, RecordedAnswer(question, answers.views, answers.silent))
         return answers
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
@@ -100,22 +100,29 @@ class RecordingFeed(Feed):
             frame = (FrameKind.WHOLE, entries.changes({}, found, look.snapshot.time))
         else:
             frame = (FrameKind.CHANGES, entries.changes(self._before, found, look.snapshot.time))
-        self._before = found
-        self._write(frame, *([(FrameKind.EVENTS, look.items)] if look.items else []))
+        reason = self._write(now, *frame)
+        # Behind one that is not there nobody could play changes.
+        self._before = None if reason else found
+        if reason:
+            self._write(now, FrameKind.LOST, reason)
+        if look.items:
+            self._write(now, FrameKind.EVENTS, look.items)
 
-    def _write(self, *frames: tuple[FrameKind, Any]) -> None:
-        """All of them are of now. A disk that is full must not take the console from the operator."""
-        now = self._at()
-        for kind, content in frames:
-            if self._writer is None:
-                return
-            try:
-                self._writer.append(kind, now, content)
-            except OSError as error:
-                self._end(f"NOT RECORDED any more: {self._path}: {error.strerror}")
-                return
-            if self._writer.size >= self._most_bytes:
-                self._end(f"NOT RECORDED any more: {self._path} has grown to {size(self._writer.size)}")
+    def _write(self, at: float, kind: FrameKind, content: Any) -> str:
+        """Why it cannot be recorded; empty: it is, or nothing is any more. Neither a disk that is full nor what no file
+        can hold must take the console from the operator."""
+        if self._writer is None:
+            return ""
+        try:
+            self._writer.append(kind, at, content)
+        except OSError as error:
+            self._end(f"NOT RECORDED any more: {self._path}: {error.strerror}")
+            return ""
+        except Exception as error:  # noqa: BLE001 - whatever somebody has put onto the bus
+            return f"it cannot be recorded: {error}"
+        if self._writer.size >= self._most_bytes:
+            self._end(f"NOT RECORDED any more: {self._path} has grown to {size(self._writer.size)}")
+        return ""
 
     def _end(self, why: str = "") -> None:
         if self._writer is not None:

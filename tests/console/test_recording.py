@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from swift_tiers.console.feeds.feed import Look, Nature, ViewAnswers, ViewQuesti
 from swift_tiers.console.feeds.record_file import FrameKind, Reader, RecordingError
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import WHOLE_SECONDS, RecordingFeed
+from swift_tiers.console.feeds.tape import Tape
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import Flush
 from swift_tiers.radix_tiering.bus.contract.views import MapView, RequestView, ServerState, Snapshot
@@ -44,6 +46,8 @@ class Clock:
 class ChangingFeed(WorldFeed):
     """Each look brings an event; requests come and go, and so does a server."""
 
+    too_large = False  # a figure of the next one
+
     def look(self) -> Look:
         look = super().look()
         number = self.looks
@@ -62,6 +66,10 @@ class ChangingFeed(WorldFeed):
         servers = [_with_requests(state, number) for state in look.snapshot.servers]
         if number % 10 >= 5:
             del servers[1]
+        if self.too_large:
+            servers[0] = msgspec.structs.replace(
+                servers[0], server=msgspec.structs.replace(servers[0].server, pid=1 << 70)
+            )
         return Look(snapshot=msgspec.structs.replace(look.snapshot, servers=tuple(servers)), items=(event, *gap))
 
 
@@ -460,6 +468,24 @@ def test_a_full_disk_ends_the_recording_and_not_the_console(tmp_path: Path, monk
     feed = RecordedFeed(path, Clock())
     assert "cut" not in feed.name  # the frame that had no room was taken back
     assert feed.player.length > 1
+
+
+def test_what_no_file_can_hold_is_a_look_that_is_missing_and_no_more(tmp_path: Path) -> None:
+    """Those behind it are played as they were seen."""
+    path, clock, feed = tmp_path / "one", Clock(), ChangingFeed()
+    recording = RecordingFeed(feed, path, "1", monotonic=clock)
+    looks = []
+    for number in range(6):
+        clock.now += 1.0
+        feed.too_large = number == 2
+        looks.append(recording.look())
+    assert "NOT RECORDED" not in recording.name
+    recording.close()
+    with closing(Tape(path)) as tape:
+        del looks[2]
+        assert [tape.snapshot(number) for number in range(len(tape.times))] == [look.snapshot for look in looks]
+        assert "cannot be recorded" in tape.lost(3.5)
+        assert not tape.lost(4.5)
 
 
 def test_a_forgotten_recording_ends(tmp_path: Path) -> None:

@@ -15,12 +15,15 @@ from .views import ServerView
 
 AnyView = TypeVar("AnyView", bound=View)
 
+#: Integers are below this, and not below its negative.
+_INTEGERS = 1 << 63
+
 
 class _Kind(NamedTuple):
     """What there is to know of a view: finding it takes longer than reading a hash."""
 
     types: Mapping[str, Any]  # by field
-    floats: tuple[str, ...]  # fields
+    numbers: tuple[str, ...]  # fields that are numbers, or several
     families: tuple[tuple[str, str], ...]  # field and what those that it gathers begin with
     readers: tuple[tuple[str, Callable[[str], Any]], ...]  # of fields whose text has a form of its own
 
@@ -31,7 +34,7 @@ def _known(kind: type[View]) -> _Kind:
     figures = figures_of(kind)
     return _Kind(
         types,
-        floats=tuple(name for name, hint in types.items() if float in get_args(hint)),
+        numbers=tuple(name for name, hint in types.items() if {int, float} & {hint, *get_args(hint)}),
         families=tuple((name, family) for name, _, family in figures if family),
         readers=tuple((name, figure.form.read) for name, figure, _ in figures if figure.form is not None),
     )
@@ -53,7 +56,7 @@ def read_view(kind: type[AnyView], said: Mapping[str, str], **known: Any) -> Any
         view = msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError:
         return _read_what_can_be(kind, fields)
-    if all(math.isfinite(value) for name in of_kind.floats if (value := getattr(view, name)) is not None):
+    if all(_is_sayable(getattr(view, name)) for name in of_kind.numbers):
         return view
     return _read_what_can_be(kind, fields)
 
@@ -67,9 +70,18 @@ def _read_what_can_be(kind: type[AnyView], fields: Mapping[str, Any]) -> AnyView
                 value = msgspec.convert(fields[name], hint, strict=False)
             except msgspec.ValidationError:
                 continue
-            if not isinstance(value, float) or math.isfinite(value):
+            if _is_sayable(value):
                 readable[name] = value
     return kind(**readable)
+
+
+def _is_sayable(value: Any) -> bool:
+    """Whether it is no number, or one that has a form on every wire and in every file."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, int):
+        return -_INTEGERS <= value < _INTEGERS
+    return not isinstance(value, dict) or all(map(_is_sayable, value.values()))
 
 
 def aged(view: AnyView, offset: float | None, now: float) -> AnyView:

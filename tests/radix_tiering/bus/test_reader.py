@@ -837,6 +837,16 @@ def test_what_nobody_can_read_blinds_nobody(reader: BusReader, alpha: HandWritte
     assert server.server.model
 
 
+def test_a_number_that_no_file_can_hold_counts_as_not_said(reader: BusReader, alpha: HandWritten) -> None:
+    for large in (1 << 63, -(1 << 63) - 1, 10**30):
+        alpha.client.hset(alpha.key("tier", tier="host"), mapping={"used_bytes": str(large), "hits": "7"})
+        alpha.client.hset(alpha.key("tier", tier="ssd"), mapping={"refused:full": str(large), "hits": "9"})
+        snapshot = reader.snapshot()
+        _, host, ssd = snapshot.servers[0].ranks[0].tiers
+        assert (host.hits, host.used_bytes, ssd.hits, ssd.refused) == (7, None, 9, {})
+        assert msgspec.msgpack.encode(snapshot)
+
+
 @pytest.mark.usefixtures("_slow")
 @pytest.mark.parametrize("said", ["free", "free x", "free -1", "free 1 cached", "12 free 3"])
 def test_cells_that_cannot_be_read_are_none(reader: BusReader, alpha: HandWritten, said: str) -> None:
