@@ -27,6 +27,9 @@ _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 #: How far two measurements of the same clock's offset may be apart, seconds.
 OFFSET_SECONDS = 1.0
 
+#: Lives of a rank whose last events are remembered.
+MOST_LIVES = 4
+
 Entry = tuple[str, Mapping[str, str]]
 
 
@@ -59,7 +62,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
 
 
 class LastEvent(NamedTuple):
-    """The newest event of a rank that was read; its times by both clocks."""
+    """The newest event of a rank's life that was read; its times by both clocks."""
 
     life: str
     sequence: int
@@ -71,7 +74,7 @@ class Cursor(msgspec.Struct, frozen=True):
     """How far one server's events have been read. To be handed on to the next reading, not to be looked into."""
 
     entry: str = BEGINNING
-    seen: dict[str, LastEvent] = {}
+    seen: dict[str, tuple[LastEvent, ...]] = {}  # by rank: of its last lives, the newest at the end
     whole: bool = True  # whether it was read from the beginning: then a rank that was not seen has said nothing yet
     offset: float | None = None  # the server's clock minus Redis' clock, as it was said last
 
@@ -184,7 +187,7 @@ def read_event(server: str, entry: Entry, now: float, offset: float | None) -> S
 
 def with_gaps(
     server: str, events: Iterable[StreamEvent], cursor: Cursor, *, trimmed: bool, from_newest: bool = False
-) -> tuple[list[StreamEvent | Gap], dict[str, LastEvent]]:
+) -> tuple[list[StreamEvent | Gap], dict[str, tuple[LastEvent, ...]]]:
     """The events less those that were read already, with what is missing between them; and what was seen by then.
 
     `trimmed`: entries behind the cursor have left the stream. `from_newest`: reading begins here, so that what came
@@ -194,21 +197,27 @@ def with_gaps(
     seen = dict(cursor.seen)
     for event in events:
         if event.sequence:
-            last = seen.get(event.rank)
+            # One that ends and the next one may write by turns.
+            lives = seen.get(event.rank, ())
+            last = next((one for one in lives if one.life == event.life), None)
             if last is not None and _is_repeated(event, last):
                 continue
-            gap = _gap_before(server, event, last, known=cursor.whole, trimmed=trimmed, begins=from_newest)
+            # Of a life that was not seen the first number is known where another one was.
+            known = cursor.whole or bool(lives)
+            gap = _gap_before(server, event, last, known=known, trimmed=trimmed, begins=from_newest)
             if gap is not None:
                 items.append(gap)
-            seen[event.rank] = LastEvent(event.life, event.sequence, event.time or 0.0, event.happened)
+            newest = LastEvent(event.life, event.sequence, event.time or 0.0, event.happened)
+            seen[event.rank] = (*(one for one in lives if one is not last), newest)[-MOST_LIVES:]
         items.append(event)
     return items, seen
 
 
 def _is_repeated(event: StreamEvent, last: LastEvent) -> bool:
     """Whether it was written twice: a writer that got no answer writes again. A server that has begun anew repeats
-    numbers too, in another life; of one that tells none, what happened later by at least one of the clocks is new."""
-    if event.life != last.life or event.sequence > last.sequence:
+    numbers too, in another life; of one that tells none, what happened later by at least one of the clocks is new.
+    `last`: of the same life."""
+    if event.sequence > last.sequence:
         return False
     if event.life:
         return True
@@ -223,8 +232,8 @@ def _gap_before(
         if begins or not before or not (known or trimmed):
             return None
         return Gap(server=server, rank=event.rank, first=1 if known else None, last=before)
-    # Another life, or a number that is not above the last one: the server has begun anew.
-    first = last.sequence + 1 if event.life == last.life and event.sequence > last.sequence else 1
+    # Of a server that tells no life, a number that is not above the last one: it has begun anew.
+    first = last.sequence + 1 if event.sequence > last.sequence else 1
     return Gap(server=server, rank=event.rank, first=first, last=before) if first <= before else None
 
 

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Gap, StreamEvent, read_event, with_gaps
+from swift_tiers.radix_tiering.bus.hear.event_reading import (
+    MOST_LIVES,
+    Cursor,
+    Gap,
+    StreamEvent,
+    read_event,
+    with_gaps,
+)
 from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
@@ -169,6 +176,27 @@ def lived(life: str, at: float, *sequences: int) -> list[StreamEvent]:
         for sequence in sequences
     ]
     return [read_event("alpha", entry, at + 100, 0.0) for entry in entries]
+
+
+def test_two_lives_that_write_by_turns_lack_nothing() -> None:
+    """A rank that ends goes on telling while the next one begins."""
+    old, new = lived("12-1.000000", 1000.0, *range(1, 9)), lived("13-2.000000", 1000.5, *range(1, 9))
+    mixed = [event for pair in zip(old, new, strict=True) for event in pair]
+    items, seen = with_gaps("alpha", mixed, Cursor(), trimmed=False)
+    assert items == mixed
+    assert with_gaps("alpha", mixed[-4:], Cursor(seen=seen), trimmed=False)[0] == [], "written twice"
+    later = lived("12-1.000000", 1000.0, 11) + lived("13-2.000000", 1000.0, 10)
+    items, _ = with_gaps("alpha", later, Cursor(seen=seen), trimmed=False)
+    assert told(tuple(items)) == ["9-10", "11", "9-9", "10"], "each has its own gaps"
+    items, _ = with_gaps("alpha", mixed[5:], Cursor(whole=False), trimmed=True, from_newest=True)
+    assert items == mixed[5:], "what came before is not missed, of neither"
+
+
+def test_of_lives_that_come_and_go_the_last_few_are_remembered() -> None:
+    seen: dict = {}
+    for life in range(100):
+        _, seen = with_gaps("alpha", lived(f"{life}-1.000000", 1000.0, 1, 2), Cursor(seen=seen), trimmed=False)
+    assert [one.life for one in seen["dp0-tp0"]] == [f"{life}-1.000000" for life in range(100 - MOST_LIVES, 100)]
 
 
 def test_a_life_is_told_from_the_one_before_though_both_clocks_were_set_back() -> None:
