@@ -43,9 +43,11 @@ logger = logging.getLogger(__name__)
 class _Rank:
     """One that has the engine."""
 
-    def __init__(self, connection: socket.socket, first: int) -> None:
+    def __init__(self, connection: socket.socket, place: int, slots: int) -> None:
         self.connection = connection
-        self.first = first  # of its slots
+        self.place = place
+        self.first = place * slots  # of its slots
+        self.users = 1  # of its place: who listens to it, and its jobs that are under way
         self._lock = threading.Lock()
 
     def say(self, message: Ready | JobDone | Failed) -> None:
@@ -60,7 +62,7 @@ class _Child:
         self._places = places
         self._memory = memory
         self._lock = threading.Lock()
-        self._ranks: list[_Rank] = []
+        self._ranks: dict[int, _Rank] = {}  # by place
         self._driver: Driver | None = None
         self._reasons: set[str] = set()  # that are in the log
         self._lanes = {
@@ -70,14 +72,25 @@ class _Child:
 
     # ---- ranks ----
 
-    def add(self, connection: socket.socket) -> _Rank:
-        """It has the next slots."""
+    def _free_place(self) -> int | None:
         with self._lock:
-            rank = _Rank(connection, len(self._ranks) * self._slots)
-            self._ranks.append(rank)
+            return next((place for place in range(self._places) if place not in self._ranks), None)
+
+    def add(self, connection: socket.socket, place: int) -> _Rank:
+        """It has the slots of this place, which is free."""
+        with self._lock:
+            rank = self._ranks[place] = _Rank(connection, place, self._slots)
             if self._driver is not None:
                 rank.say(Ready())
         return rank
+
+    def _leave(self, rank: _Rank) -> None:
+        """One user less. When nobody writes to its slots any more, another rank may have them."""
+        with self._lock:
+            rank.users -= 1
+            if not rank.users:
+                del self._ranks[rank.place]
+                rank.connection.close()
 
     def welcome(self, listener: socket.socket) -> None:
         """Let those in that connect, as long as there are places, and serve each on a thread of its own."""
@@ -91,13 +104,19 @@ class _Child:
                 continue
             try:
                 connection.settimeout(JOIN_SECONDS)
-                reason = self._why_not(connection)
-                if not reason:
-                    said = msgspec.msgpack.encode(LetIn(len(self._ranks), os.getpid()))
+                reason, place = self._why_not(connection), self._free_place()
+                if not reason and place is not None:
+                    said = msgspec.msgpack.encode(LetIn(place, os.getpid()))
                     socket.send_fds(connection, [said], [self._memory, process])
                     connection.settimeout(None)
-                    threading.Thread(target=self.serve, args=(self.add(connection),), daemon=True).start()
+                    rank = self.add(connection, place)
+                    try:
+                        threading.Thread(target=self.serve, args=(rank,), daemon=True).start()
+                    except RuntimeError:
+                        self._leave(rank)
+                        raise
                     continue
+                reason = reason or f"its {self._places} places are taken"
                 connection.send(msgspec.msgpack.encode(Failed(reason)))
             except (OSError, RuntimeError) as error:  # no thread can be started, either
                 logger.warning("swift-tiers: remote: a rank could not be let in: %s", error)
@@ -109,17 +128,17 @@ class _Child:
         widen(connection)
         if connection.recv(MOST_BYTES) != self._begin:
             return "the engine was begun with something else"
-        return "" if len(self._ranks) < self._places else f"its {self._places} places are taken"
+        return ""
 
     def opened(self, driver: Driver) -> None:
         with self._lock:
             self._driver = driver
-            for rank in self._ranks:
+            for rank in self._ranks.values():
                 rank.say(Ready())
 
     def failed(self, reason: str) -> None:
         with self._lock:
-            for rank in self._ranks:
+            for rank in self._ranks.values():
                 rank.say(Failed(reason))
 
     # ---- jobs ----
@@ -135,10 +154,15 @@ class _Child:
     def serve(self, rank: _Rank) -> None:
         """Until the rank ends."""
         decoder = msgspec.msgpack.Decoder(EngineJob)
-        with suppress(ConnectionError):
-            while raw := rank.connection.recv(MOST_BYTES):
-                job = decoder.decode(raw)
-                self._lanes[job.verb].submit(self._do, rank, job)
+        try:
+            with suppress(ConnectionError):
+                while raw := rank.connection.recv(MOST_BYTES):
+                    job = decoder.decode(raw)
+                    with self._lock:
+                        rank.users += 1
+                    self._lanes[job.verb].submit(self._do, rank, job)
+        finally:
+            self._leave(rank)
 
     def _do(self, rank: _Rank, job: EngineJob) -> None:
         assert self._driver is not None
@@ -150,6 +174,7 @@ class _Child:
             reason = f"{job.verb}: {error!r}"[:REASON]
             self._log_once(reason)
         rank.say(JobDone(job.number, answers + [False] * (len(job.names) - len(answers)), reason))
+        self._leave(rank)
 
     def _log_once(self, reason: str) -> None:
         """The same is not logged for every job: an engine that fails may be asked a hundred times a second."""
@@ -190,7 +215,7 @@ def main(owner: int, places: int, connected: int, memory: int, listener: int = -
         os._exit(0)
     begin = msgspec.msgpack.decode(raw, type=Begin)
     child = _Child(raw, places, memory)
-    first = child.add(connection)
+    first = child.add(connection, 0)
     if listener >= 0:
         threading.Thread(target=child.welcome, args=(socket.socket(fileno=listener),), daemon=True).start()
     try:

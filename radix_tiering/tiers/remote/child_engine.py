@@ -41,7 +41,12 @@ class ChildEngine:
         self.memory = self._process.memory
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._hear, name="swift-remote-ear", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # as many as may be
+            self._process.kill()
+            self._socket.close()
+            raise
 
     def ask(self, job: EngineJob) -> bool:
         try:

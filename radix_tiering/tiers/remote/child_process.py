@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,7 +141,7 @@ class MetProcess:
     def __init__(self, begin: bytes, path: str) -> None:
         """`begin`: a `Begin`, encoded. Raises OSError where nobody listens at `path`, or lets this one in."""
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with closed_on_error(self.connection):
+        with closed_on_error(self.connection), ExitStack() as descriptors:
             widen(self.connection)
             self.connection.settimeout(MEET_SECONDS)
             self.connection.connect(path)
@@ -149,16 +149,17 @@ class MetProcess:
                 raise PermissionError("another user listens there")
             self.connection.send(begin)
             raw, passed, _, _ = socket.recv_fds(self.connection, MOST_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+            for descriptor in passed:
+                descriptors.callback(os.close, descriptor)
             said = msgspec.msgpack.decode(raw, type=FromChild) if raw else None
             if not isinstance(said, LetIn) or len(passed) != 2:
-                for descriptor in passed:
-                    os.close(descriptor)
                 raise ConnectionError(getattr(said, "reason", "it ends"))
             self.connection.settimeout(None)
-        memory, self._process = passed
-        #: This rank's slots: uint8 [slots, stride].
-        self.memory = _slots(memory, msgspec.msgpack.decode(begin, type=Begin), os.fstat(memory).st_size, said.place)
-        os.close(memory)
+            memory, process = passed
+            size = os.fstat(memory).st_size
+            #: This rank's slots: uint8 [slots, stride].
+            self.memory = _slots(memory, msgspec.msgpack.decode(begin, type=Begin), size, said.place)
+            self._process = os.dup(process)
         self.pid = said.pid
         self._lock = threading.Lock()
 

@@ -7,23 +7,33 @@ import os
 import queue
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier, child_process, line, writes
+from swift_tiers.radix_tiering.tiers.remote import (
+    ChildEngine,
+    RemoteTier,
+    child,
+    child_engine,
+    child_process,
+    line,
+    writes,
+)
 from swift_tiers.radix_tiering.tiers.remote.child_process import ChildMeeting
 from swift_tiers.radix_tiering.tiers.remote.engine import (
     EngineAnswer,
@@ -33,6 +43,7 @@ from swift_tiers.radix_tiering.tiers.remote.engine import (
     EngineReady,
     Verb,
 )
+from swift_tiers.radix_tiering.tiers.remote.messages import Begin
 
 from support.engine import GEOMETRY, chain, check, get, make_stack, put, settle, wait_until
 from support.remote import RUN, SHAPE, remote_config, run_of, snapshot, wait_sent
@@ -282,6 +293,85 @@ def test_no_more_are_let_in_than_there_are_places(ranks: Callable[..., Ranks], m
     assert isinstance(one.hear(0), EngineReady)
     with pytest.raises(OSError, match="its 1 places are taken"):
         one.begin()
+
+
+def descriptors() -> set[str]:
+    """What this process has open."""
+    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return {os.readlink(link) for link in links if link.is_symlink()}
+
+
+def test_a_rank_that_cannot_be_let_in_leaves_its_place_and_no_descriptor(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "MEET_SECONDS", 0.5)
+    two, slots = ranks(2), child_process._slots
+    first = two.begin()
+    assert isinstance(two.hear(0), EngineReady)
+    before = descriptors()
+
+    def no_memory(*arguments: Any) -> Any:
+        raise OSError("no memory is to be had")
+
+    monkeypatch.setattr(child_process, "_slots", no_memory)
+    with pytest.raises(OSError, match="no memory is to be had"):
+        two.begin()
+    assert descriptors() == before
+    monkeypatch.setattr(child_process, "_slots", slots)
+    assert two.begin().pid == first.pid
+    assert isinstance(two.hear(1), EngineReady)
+
+
+def test_an_engine_that_nobody_can_hear_is_none(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, begun = ranks(1), list[int]()
+
+    def no_thread(engine: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    begin_or_meet = child_engine.begin_or_meet
+
+    def noted(*arguments: Any) -> Any:
+        process = begin_or_meet(*arguments)
+        begun.append(process.pid)
+        return process
+
+    monkeypatch.setattr(child_engine, "begin_or_meet", noted)
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            one.begin()
+    with pytest.raises(ProcessLookupError):
+        os.kill(begun[0], 0)
+    one.begin()
+    assert isinstance(one.hear(0), EngineReady)
+
+
+def test_the_slots_of_a_rank_that_has_ended_are_anothers_when_nothing_is_read_into_them_any_more() -> None:
+    goes_on, begun = threading.Event(), threading.Event()
+
+    class Driver:
+        spins = False
+
+        def get(self, names: Sequence[str], slots: Sequence[int]) -> list[bool]:
+            begun.set()
+            assert goes_on.wait(60)
+            return [True]
+
+    one = child._Child(msgspec.msgpack.encode(Begin("", "", {}, 2, 4096)), 1, -1)
+    one.opened(Driver())  # type: ignore[arg-type]
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    serving = threading.Thread(target=one.serve, args=(one.add(its, 0),))
+    serving.start()
+    ours.send(msgspec.msgpack.encode(EngineJob(1, "get", ["one"], [0])))
+    assert begun.wait(60)
+    ours.close()
+    serving.join(60)
+    assert one._free_place() is None
+    goes_on.set()
+    wait_until(lambda: one._free_place() == 0, "its place is never free")
+    assert its.fileno() < 0
+    for lane in one._lanes.values():
+        lane.shutdown()
 
 
 def sockets_of(pid: int) -> set[str]:
