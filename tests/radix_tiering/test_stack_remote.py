@@ -324,6 +324,21 @@ def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
 
 
 @on_machines
+def test_reads_that_wait_are_not_sent_to_an_engine_that_is_asked_no_more(machines: Machines) -> None:
+    _, second, keys = machines.sent(16)
+    machines.fail("get", EngineFault.FAILS)
+    before, began = machines.asked("get"), machines.runner.monotonic()
+    assert get(second, keys) == 0
+    # Two that fail open the breaker; another one was sent between them.
+    assert snapshot(second).breaker == "open"
+    assert machines.asked("get") - before <= 3
+    assert machines.runner.monotonic() - began < 1.0, "waited for until their deadline"
+    machines.fail("get", EngineFault.NONE)
+    machines.runner.sleep(MOST_REST)
+    assert get(second, keys[: 8 * RUN]) == 8 * RUN
+
+
+@on_machines
 def test_an_engine_that_fails_whatever_it_is_asked_is_asked_no_more(machines: Machines) -> None:
     """It answers at once, and well in time."""
     _, second, keys = machines.sent()

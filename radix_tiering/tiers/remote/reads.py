@@ -172,7 +172,9 @@ class ObjectReads:
             self._wanted[name] = _Fetch(reading)
 
     def go_on(self) -> None:
-        """Ask for what is wanted, as far as there are slots. The engine can be asked."""
+        """Ask for what is wanted, as far as there are slots; nobody waits for it where nothing is asked for a while."""
+        if not self._line.open:
+            self._cancel_wanted()
         while self._wanted and self._under_way < MOST_READS:
             together = self._line.objects_within(TOGETHER_SECONDS, self._together)
             slots = self._line.slots.take(min(together, len(self._wanted)))
@@ -194,11 +196,14 @@ class ObjectReads:
 
     def end(self) -> None:
         """The engine's life has ended, and what it was asked was answered: so is what waits."""
+        self._cancel_wanted()
+        self._fetching.clear()
+        self._under_way = 0
+
+    def _cancel_wanted(self) -> None:
         for fetch in self._wanted.values():
             self._settle(fetch.readings, ReadOutcome.CANCELLED)
         self._wanted.clear()
-        self._fetching.clear()
-        self._under_way = 0
 
     def _ask_for(self, fetches: Sequence[_Fetch], slots: Sequence[int]) -> None:
         line, began = self._line, self._clock()
