@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 import msgspec
 
-from .event_reading import Cursor, Gap, StreamEvent
+from ...base.runner import THREADS
+from ..contract.schema import SERVER_TTL
+from .event_reading import BEGINNING, Cursor, Gap, StreamEvent
 from .figures import text
 from .reader import BusReader
 
@@ -18,10 +20,12 @@ Item = StreamEvent | Gap
 class EventTail:
     """The events of several servers, from the newest `limit` on, and then what has come since the last reading."""
 
-    def __init__(self, only: str | None, limit: int) -> None:
+    def __init__(self, only: str | None, limit: int, *, monotonic: Callable[[], float] = THREADS.monotonic) -> None:
         self._only = only
         self._limit = limit
+        self._monotonic = monotonic
         self._cursors: dict[str, Cursor] = {}
+        self._gone: dict[str, float] = {}  # servers of whom nothing is on the bus: since when
         self._started = False
 
     def read(self, reader: BusReader, servers: Iterable[str] | None = None) -> list[Item]:
@@ -30,10 +34,21 @@ class EventTail:
         `servers`: those on the bus, where that is known already. Where nothing has happened, this takes one round trip.
         """
         read: dict[str, Sequence[Item]] = {}
-        cursors = dict(self._cursors)
-        names = self._servers(reader, servers)
+        cursors, now = dict(self._cursors), self._monotonic()
+        listed = self._listed(reader, servers)
+        # Those that were heard of before stay: their events outlive them.
+        names = sorted({*listed, *cursors})
         newest = reader.newest_entries([name for name in names if name in cursors])
+        gone = {
+            name: self._gone.get(name, now)
+            for name, entry in newest.items()
+            if entry == BEGINNING and name not in listed
+        }
         for server in names:
+            # Not sooner: one that is back on a Redis that has lost its data is read on where it was.
+            if now - gone.get(server, now) >= SERVER_TTL:
+                del cursors[server], gone[server]
+                continue
             if server in cursors and newest[server] == cursors[server].entry:
                 continue
             if server in cursors or self._started:
@@ -43,16 +58,13 @@ class EventTail:
         items = merged(read.values())
         if not self._started:
             items = items[-self._limit :]
-        self._cursors, self._started = cursors, True
+        self._cursors, self._gone, self._started = cursors, gone, True
         return items
 
-    def _servers(self, reader: BusReader, known: Iterable[str] | None) -> list[str]:
-        """Those that were heard of before stay: their events outlive them."""
+    def _listed(self, reader: BusReader, known: Iterable[str] | None) -> set[str]:
         if self._only is not None:
-            known = (self._only,)
-        elif known is None:
-            known = (one.server for one in reader.servers())
-        return sorted({*known, *self._cursors})
+            return {self._only}
+        return set(known) if known is not None else {one.server for one in reader.servers()}
 
     @staticmethod
     def _further(reader: BusReader, server: str, cursor: Cursor) -> tuple[list[Item], Cursor]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL
 from swift_tiers.radix_tiering.bus.hear.event_reading import (
     MOST_LIVES,
     Cursor,
@@ -340,3 +341,33 @@ def test_nothing_is_lost_unnoticed(reader: BusReader, redis: RealRedis, alpha: H
     read()
     for rank in ranks:
         assert heard[rank] == list(range(1, said[rank] + 1))
+
+
+def test_servers_that_are_gone_for_good_are_asked_for_no_more(
+    redis: RealRedis, reader: BusReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a name of its own for each life there is no end of them."""
+    now, asked = 0.0, list[int]()
+    tail = EventTail(None, 10, monotonic=lambda: now)
+    ask = reader.newest_entries
+    monkeypatch.setattr(reader, "newest_entries", lambda names: (asked.append(len(names)), ask(names))[1])
+    for number in range(20):
+        server = HandWritten(redis.admin, name=f"pod-{number}")
+        emit(server, 1)
+        assert told(tuple(tail.read(reader, [f"pod-{number}"]))) == ["1"]
+        redis.admin.flushall()
+        now += SERVER_TTL / 4
+    assert max(asked) <= 6
+
+
+def test_a_server_that_comes_back_to_an_empty_redis_is_read_on(redis: RealRedis, reader: BusReader) -> None:
+    now = 0.0
+    tail, server = EventTail(None, 10, monotonic=lambda: now), HandWritten(redis.admin)
+    emit(server, 1, 2)
+    assert told(tuple(tail.read(reader, ["alpha"]))) == ["1", "2"]
+    redis.admin.flushall()
+    for _ in range(3):
+        now += SERVER_TTL / 4
+        assert tail.read(reader, []) == []
+    emit(server, 2, 3)
+    assert told(tuple(tail.read(reader, ["alpha"]))) == ["3"], "nothing is told twice, and nothing is missing"
