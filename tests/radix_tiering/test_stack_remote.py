@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -153,6 +154,24 @@ def test_a_chain_that_begins_in_the_middle_of_an_object(machines: Machines) -> N
     assert restore.found() == ["host"] + ["remote"] * (2 * RUN - 3)
     for key, slot in zip(keys[2:], restore.slots, strict=True):
         assert np.array_equal(second.host.page(slot), content(key))
+    second.restorer.release(restore)
+
+
+@on_machines
+def test_an_object_that_is_found_is_named_once_for_all_its_pages(machines: Machines) -> None:
+    """A long prompt of small pages has a hundred thousand of them."""
+    _, second, keys = machines.sent(4)
+    names, made = second.tiers["remote"]._worker.names, Counter[bytes]()  # type: ignore[attr-defined]
+    name = names.name
+
+    def counted(namespace: bytes, key: bytes) -> str:
+        made[key] += 1
+        return name(namespace, key)
+
+    names.name = counted
+    restore = settle(second, second.restore(keys))
+    assert restore.found() == ["remote"] * 4 * RUN
+    assert max(made.values()) <= 2, "once more as the last one of its run, which is asked for"
     second.restorer.release(restore)
 
 

@@ -116,8 +116,9 @@ class ObjectReads:
         """Ask how much is there; the answer is nothing where nothing is asked."""
         chain = finding.chain
         ends = tails(chain.depth, chain.keys, self._shape, MOST_TAILS)
-        lost = self._rumours.first_lost(self._objects(chain, ends[-1] if ends else -1), self._clock())
-        ends = [end for end in ends if end < lost]
+        if self._rumours.any_lost:
+            lost = self._rumours.first_lost(self._objects(chain, ends[-1] if ends else -1), self._clock())
+            ends = [end for end in ends if end < lost]
         names = [self._names.name(chain.namespace, chain.keys[end]) for end in ends]
         self.counts["lookups"] += bool(names)
 
@@ -131,7 +132,7 @@ class ObjectReads:
             self.counts["found_pages"] += pages
             if pages and self._probe is not None:
                 self._probe.found()
-            self._found.append(partial(finding.done, [self._place(chain, at) for at in range(pages)]))
+            self._found.append(partial(finding.done, self._places(chain, pages)))
 
         def late() -> None:
             self.counts["lookups_late"] += 1
@@ -142,15 +143,15 @@ class ObjectReads:
         if not asks or not self._line.ask("exists", names, (), finding.until, found, late):
             self._found.append(partial(finding.done, []))
 
-    def _place(self, chain: Chain, at: int) -> RemotePlace:
-        depth = chain.depth + at + 1
-        last = chain.keys[self._shape.last_of(depth) - chain.depth - 1]
-        return RemotePlace(self._names.name(chain.namespace, last), (depth - 1) % self._shape.pages)
+    def _places(self, chain: Chain, pages: int) -> list[RemotePlace]:
+        """Of the chain's first so many pages, which end with an object. The first ones may be in the middle of one."""
+        names = [name for _, name in self._objects(chain, pages - 1)]
+        numbers = range(chain.depth, chain.depth + pages)
+        before = chain.depth // self._shape.pages
+        return [RemotePlace(names[at // self._shape.pages - before], at % self._shape.pages) for at in numbers]
 
     def _objects(self, chain: Chain, end: int) -> list[tuple[int, str]]:
-        """The objects up to the one that ends there: the first index in the chain that each has, and its name."""
-        if not self._rumours.any_lost:
-            return []
+        """The objects up to the one that ends there: the index in the chain of the last page of each, and its name."""
         first = self._shape.last_of(chain.depth + 1) - chain.depth - 1
         lasts = range(first, end + 1, self._shape.pages)
         return [(last, self._names.name(chain.namespace, chain.keys[last])) for last in lasts]
