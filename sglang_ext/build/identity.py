@@ -37,12 +37,8 @@ _loaded: LoadedFiles | None = None
 
 def begin_loading(server_args: Any, mode: Literal["content", "full"]) -> None:
     """Look at what the model and its adapters are loaded from. To be called before they are; waits for nothing."""
-    from sglang.srt.arg_groups.model_override_base import resolving_view
-
     global _loaded
-    view = resolving_view(
-        server_args
-    )  # SGLang loads what it has resolved, which may be another than the one that was given
+    view = resolved(server_args)
     _loaded = LoadedFiles(sources_of(view), content_names(mode), list(_settings_of(view).values()))
 
 
@@ -138,8 +134,8 @@ def server_namespace(
     backends = attention_backends(server_args)
     # Backends differ in whether they write 8-bit KV by its scale.
     attention = backends if kvcache.dtype.itemsize == 1 or attention_counts(view, backends) else ""
-    facts = settings(view, is_quantized=bool(quantization))
-    if told_apart := variables():
+    facts = settings(view, is_quantized=bool(quantization)) | {"attention": attention}
+    if told_apart := variables(os.environ):
         logger.info("swift-tiers: no pages are shared with servers that have other values of %s", ", ".join(told_apart))
     return Namespace(
         model=config_digest(model_config.hf_config.to_dict()),
@@ -151,7 +147,7 @@ def server_namespace(
         head_dim=head_dim,
         rank=ranks,
         quantization=quantization,
-        loading=loading_digest(view, files, facts | {"attention": attention}, _drafting(server_args)),
+        loading=loading_digest(view, files, facts | told_apart, _drafting(server_args)),
         software=software(),
     )
 

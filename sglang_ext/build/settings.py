@@ -7,11 +7,11 @@ tables, in one of `identity`'s, or in the test's table of those that change no K
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from .weights import setting_digest
 
 #: Arguments that change what is computed.
 ARGUMENTS = (
@@ -38,9 +38,7 @@ OF_QUANTIZED = (
 #: Arguments with which answers are to be the same to the last bit.
 REPRODUCIBLE = ("enable_deterministic_inference", "rl_on_policy_target")
 #: Kernels by which KV is written that is not written, or read, as others do.
-OTHER_ATTENTION = frozenset(
-    {"dual_chunk_flash_attn", "minicpm_flashattn", "minicpm_flashinfer", "llada2_cfg_flashinfer"}
-)
+OTHER_ATTENTION = frozenset({"minicpm_flashattn", "minicpm_flashinfer", "llada2_cfg_flashinfer"})
 
 #: How the names of variables begin by which SGLang is told what to do.
 _VARIABLES = ("SGLANG_", "SGL_", "FLASHINFER_NVFP4", "DEEP_NORMAL_MODE_", "USE_TRITON_", "USE_ROCM_", "NVIDIA_TF32_")
@@ -58,30 +56,28 @@ _HARMLESS = frozenset((
 _LONGEST_FILE = 1 << 20
 
 
-def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those that are set and may change KV, by name: the value, or a digest of the file that it names."""
-    given = os.environ if environment is None else environment
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of an environment that may change KV, by name: the value, or a digest of the file that it names."""
     return {
         name: _content(value)
-        for name, value in sorted(given.items())
+        for name, value in sorted(environment.items())
         if name.startswith(_VARIABLES) and not _HARMLESS & set(name.split("_")) and not name.endswith("DP_SIZE")
     }
 
 
 def _content(value: str) -> str:
     try:
-        path = Path(value)
-        if path.is_file() and path.stat().st_size <= _LONGEST_FILE:
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, ValueError):
-        pass  # what is no path is no file
+        if os.path.isfile(value) and os.path.getsize(value) <= _LONGEST_FILE:
+            return setting_digest(value) or value
+    except OSError:
+        pass  # it has left meanwhile
     return value
 
 
 def settings(view: Any, *, is_quantized: bool) -> dict[str, Any]:
-    """What is not as it is by itself, of arguments and variables, by name. `view`: SGLang's arguments, resolved."""
+    """The arguments that count, by name. `view`: SGLang's, resolved."""
     names = [*ARGUMENTS, *REPRODUCIBLE, *(OF_QUANTIZED if is_quantized else ())]
-    return {name: getattr(view, name, None) for name in names} | variables()
+    return {name: getattr(view, name, None) for name in names}
 
 
 def attention_counts(view: Any, backends: str) -> bool:

@@ -63,7 +63,7 @@ class LoadedFiles:
         """Looks at the files, and begins to read those whose content is not known, on a thread of its own; `settings`
         are small files, read at once."""
         self._names = names
-        self._settings = {path: _setting(path) for path in settings}
+        self._settings = {path: setting_digest(path) for path in settings}
         self._before = {source: _states(_files(source)) for source in dict.fromkeys(sources)}
         self._found: dict[FileState, str] = {}
         self._reader = threading.Thread(target=self._read, name="swift-weights", daemon=True)
@@ -109,7 +109,7 @@ class LoadedFiles:
 
     def setting(self, path: str) -> str:
         """Hex digest of a small file's content; as of weights that nobody knows if it is not what it was."""
-        now = _setting(path)
+        now = setting_digest(path)
         return unnamed_weights() if now is None or self._settings.get(path, now) != now else now
 
     def _read(self) -> None:
@@ -192,7 +192,8 @@ def _hub_snapshot(source: Source) -> Path | None:
         return None
 
 
-def _setting(path: str) -> str | None:
+def setting_digest(path: str) -> str | None:
+    """Hex digest of a small file's content; None where it cannot be read."""
     try:
         return xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.arg_groups.overrides import declare_resolution
 from sglang.srt.server_args import ServerArgs
 
@@ -194,6 +195,7 @@ def test_attention_counts_where_answers_are_to_be_the_same_to_the_last_bit():
     assert attention_counts(SimpleNamespace(enable_deterministic_inference=True), "fa3, fa3")
     assert attention_counts(SimpleNamespace(rl_on_policy_target="fsdp"), "fa3, fa3")
     assert attention_counts(SimpleNamespace(), "minicpm_flashattn, minicpm_flashattn")
+    assert set(ATTENTION_BACKEND_CHOICES) >= settings.OTHER_ATTENTION, "each is one of this release"
 
 
 def test_what_sglang_loads_is_looked_at_and_not_what_was_named(tmp_path):
