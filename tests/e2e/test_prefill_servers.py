@@ -29,7 +29,8 @@ class Pair:
     def __init__(self, site: Site, tiers: dict[str, Any]) -> None:
         (self._meeting,) = free_ports(1)
         self.prefill = self._server(site, "prefill", "--disaggregation-bootstrap-port", str(self._meeting), tiers=tiers)
-        self.decode = self._server(site, "decode")
+        # Memory for requests that are retracted: else SGLang wants 10 GiB that are free.
+        self.decode = self._server(site, "decode", "--hicache-ratio", "1")
 
     @staticmethod
     def _server(site: Site, mode: str, *more: str, tiers: dict[str, Any] | None = None) -> Server:

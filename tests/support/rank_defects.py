@@ -31,7 +31,7 @@ ON_RANKS = [
     Defect("one that is over is kept", TieredRequest, "end", "del self._among[self.rid]", "pass"),
     Defect("who is copied first does not ask the others", SwiftLinkerWrapper, "copied_first",
            "((wanted,),) = least([[request.wants_copying_first(pages)]], self.cache._all_reduce_attn_groups)",
-           "wanted = request.wants_copying_first(pages)"),
+           "wanted = request.wants_copying_first(pages)", seed=50),
     Defect("a batch runs while its pages are copied", SwiftLinkerWrapper, "came_ahead",
            "return bool(over)", "return True", seed=50),
     Defect("the batch's copies are not waited for", WatchedLoadCounter, "finish",
