@@ -11,7 +11,7 @@ exactly once, on a thread of the tier's own, never from within the call, and wit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from itertools import takewhile
@@ -127,9 +127,12 @@ class TierListener(Protocol):
         """There is more room than before."""
         ...
 
-    def leaving(self, part: Part, until: float) -> None:
+    def leaving(self, part: Part, until: float) -> Iterator[None]:
         """Nothing new goes to this part. What is to be saved of it is read with `Read.saving`, before `until` by the
-        tier's clock; then `Tier.give_up` returns the part."""
+        tier's clock; then `Tier.give_up` returns the part.
+
+        It is found out what that is in steps, which the tier takes to the end, after `gone`, too: between two of them
+        it reads what the last one has asked for, or the time would pass with finding out alone."""
         ...
 
     def full(self, part: Part, reason: str) -> None:

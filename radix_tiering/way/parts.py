@@ -8,7 +8,7 @@ From the moment a part has gone none of its copies is promised; they are given u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -81,16 +81,12 @@ class Parts:
         pages = [page for page in self._table.in_memory() if page.resident and not page.begun_in(self._number)]
         return (yield from sweeps.offer(self._table, self._mover, pages, _hottest))
 
-    def leaving(self, part: Part, until: float) -> None:
+    def leaving(self, part: Part, until: float) -> Iterator[None]:
         """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
         with self._table.lock:
-            self._saving[part] = 1  # this call's own share
+            self._saving[part] = 1  # the share of these steps
             perhaps = self._table.perhaps_on(self._number, part)
-            pages = [page for page in perhaps if self._table.lies_on(page, self._number, part)]
-        saving = self._save_and_lose(sorted(pages, key=_hottest), part)
-        self._tell(self._tier.part_leaves, part, pages=len(pages), saving=saving)
-        with self._table.lock:
-            self._saved(part)
+        return self._save_and_lose(perhaps, part)
 
     def _save(self, page: Page, part: Part) -> bool:
         """Read a page that is nowhere else into host memory; False if there is no room for it that is worth less."""
@@ -146,17 +142,24 @@ class Parts:
             self._tell(self._tier.part_lost, part, pages=pages)
         return pages
 
-    def _save_and_lose(self, pages: list[Page], part: Part) -> int:
-        """Give up the copies of `pages` that lie on `part`; how many are being saved."""
-        saved = 0
-        for batch in sweeps.batches(pages):
+    def _save_and_lose(self, perhaps: Iterable[Page], part: Part) -> Iterator[None]:
+        """Give up the copies of pages that lie on `part`; after that it is returned when all have been saved."""
+        with self._table.lock:
+            pages = [page for page in perhaps if self._table.lies_on(page, self._number, part)]
+        saving = 0
+        for number, batch in enumerate(sweeps.batches(sorted(pages, key=_hottest))):
+            if number:
+                yield
             with self._table.lock:
+                if part not in self._saving:
+                    break  # it has gone meanwhile
                 for page in batch:
-                    if not self._table.lies_on(page, self._number, part):
-                        continue
-                    saved += self._save(page, part)
-                    self._table.lose(page, self._number)
-        return saved
+                    if self._table.lies_on(page, self._number, part):
+                        saving += self._save(page, part)
+                        self._table.lose(page, self._number)
+        self._tell(self._tier.part_leaves, part, pages=len(pages), saving=saving)
+        with self._table.lock:
+            self._saved(part)
 
     def _tell(self, event: str, part: Part, **facts: Any) -> None:
         if event:

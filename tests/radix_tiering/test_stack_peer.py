@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -133,7 +135,7 @@ def recalled_under(stack, peer, key, keys):
     def then_recalled(restore, now, **more):
         claim(restore, now, **more)
         peer.hold(True)
-        stack.parts["peer"].leaving(key, 0.0)
+        deque(stack.parts["peer"].leaving(key, 0.0), 0)
 
     stack.restorer._claim = then_recalled
     restore = stack.restore(keys)

@@ -91,7 +91,7 @@ NOT_FOUND_IN_LENDING: dict[Defect, str] = {
            "self.copier.abandon(neighbour, LEASE_ENDED, key)", "pass"):
         "its donor answers, or the connection ends, a little later",
     Defect("nobody hears of a recall", PeerWorker, "_recalled",
-           "self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))", "pass"):
+           "self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))", "None"):
         "what is not saved is a miss, which is allowed; the lease ends by time",
     Defect("a lease of a former life is begun", Neighbour, "lends", "party is not None and party.epoch == key.epoch",
            "party is not None"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ class Borrowing:
     ) -> None:
         self.page_bytes = page_bytes
         self.told: list[tuple[str, Any]] = []
-        self.on_recall: Callable[[LeaseKey], None] = lambda key: None
+        self.on_recall: Callable[[LeaseKey], Iterable[None] | None] = lambda key: None
         # It waits long for its first grant: what a slow machine lets come late would be returned, and not lent again.
         self.tier = PeerTier(name, page_bytes, config or PeerConfig(borrow=True, term=Duration(20.0)), **options)
         self.tier.watch(self)
@@ -110,9 +110,9 @@ class Borrowing:
     def full(self, part: LeaseKey, reason: str) -> None:
         """A lease never is."""
 
-    def leaving(self, part: LeaseKey, until: float) -> None:
+    def leaving(self, part: LeaseKey, until: float) -> Iterator[None]:
         self.told.append(("recalled", part))
-        self.on_recall(part)
+        return iter(self.on_recall(part) or ())
 
     def gone(self, part: LeaseKey, reason: str) -> None:
         self.told.append(("ended", part))

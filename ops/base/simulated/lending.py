@@ -6,7 +6,7 @@ What borrowers put there are blank pages, which nobody copies: a copy is the tim
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from random import Random
@@ -110,7 +110,7 @@ class LandingModel:
 class Urgency(IntEnum):
     """What "swift-peer" does first, as in `tiers/peer/worker`."""
 
-    TOLD, SAVING, READING, STORING = range(4)
+    TOLD, SAVING, LISTING, READING, STORING = range(5)
 
 
 class BorrowedMemory(LentMemory):
@@ -251,10 +251,20 @@ class BorrowedMemory(LentMemory):
             self._listener.room()
         elif isinstance(effect, LeaseRecalled):
             self._book.close(effect.key)
-            self._listener.leaving(effect.key, effect.until)
+            self._list(self._listener.leaving(effect.key, effect.until))
         elif isinstance(effect, LeaseEnded):
             self._book.forget(effect.key)
             self._listener.gone(effect.key, f"the lease was {effect.ended.value}")
+
+    def _list(self, steps: Iterator[None]) -> None:
+        """Have it found out what is to be saved of a lease, a step whenever nothing else is to be saved."""
+
+        def step() -> None:
+            for _ in steps:
+                self._list(steps)
+                return
+
+        self._do(Urgency.LISTING, step)
 
     def _copied(self, key: LeaseKey, use: Use, link: str, asked: float, bytes_per_second: float) -> bool:
         """Whether the lease has lasted while a page was copied."""

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
@@ -106,9 +106,10 @@ class KnowingBorrower:
     def full(self, part: Part, reason: str) -> None:
         """A lease never is."""
 
-    def leaving(self, part: Part, until: float) -> None:
+    def leaving(self, part: Part, until: float) -> Iterator[None]:
         """Nothing of it is worth saving."""
         self.tier.give_up(part)
+        return iter(())
 
     def gone(self, part: Part, reason: str) -> None:
         """Its places are found out about when they are read."""

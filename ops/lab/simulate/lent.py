@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -104,8 +104,9 @@ class Unwatched:
     def full(self, part: Any, reason: str) -> None:
         """A lease never is."""
 
-    def leaving(self, part: Any, until: float) -> None:
+    def leaving(self, part: Any, until: float) -> Iterator[None]:
         self._memory.give_up(part)
+        return iter(())
 
     def gone(self, part: Any, reason: str) -> None:
         """Nothing was there."""

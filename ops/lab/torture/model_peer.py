@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,7 @@ class ModelPeer(LentMemory):
         self._unreleased: set[PeerPlace] = set()  # released while they were busy
         self._jobs: deque[Callable[[], None] | None] = deque()
         self._held = False
+        self._listing = 0  # recalled leases, of which it is not found out yet what is to be saved
         self._numbers = itertools.count(1)
         self._closed = False
         self._listener: TierListener  # from `watch` on, which comes before there is a lease
@@ -71,18 +72,21 @@ class ModelPeer(LentMemory):
         return key
 
     def recall(self, key: LeaseKey, *, in_time: bool = True) -> None:
-        """The lease is to be returned; if not `in_time`, it is over before anything could be saved."""
+        """The lease is to be returned; if not `in_time`, it is over before all that is to be saved is found."""
 
         def job() -> None:
-            self._listener.leaving(key, 0.0)
+            steps = self._listener.leaving(key, 0.0)
             if not in_time:
+                next(steps, None)
                 self.end(key)
+            self._list(steps)
 
         with self._lock:
             if key not in self._sizes or key in self._over:
                 return
             self._recalled.add(key)
             self._free.pop(key, None)
+            self._listing += 1
             self._put(job, first=True)
 
     def end(self, key: LeaseKey) -> None:
@@ -106,8 +110,16 @@ class ModelPeer(LentMemory):
     def settle(self, timeout: float = 20) -> None:
         """Wait until everything asked for has been done."""
         done = self._runner.flag()
+
+        def job() -> None:
+            with self._lock:
+                if self._listing:
+                    self._put(job)
+                else:
+                    done.set()
+
         with self._lock:
-            self._put(done.set)
+            self._put(job)
         assert done.wait(timeout), "the lent memory does not answer"
 
     # ---- what the stack does ----
@@ -260,6 +272,15 @@ class ModelPeer(LentMemory):
             self._jobs.append(None)
             self._lock.notify_all()
         self._thread.join()
+
+    def _list(self, steps: Iterator[None]) -> None:
+        """Have it found out what is to be saved of a lease, a step after the other, with other work in between."""
+        for _ in steps:
+            with self._lock:
+                self._put(lambda: self._list(steps))
+            return
+        with self._lock:
+            self._listing -= 1
 
     # ---- inside; the lock is held ----
 

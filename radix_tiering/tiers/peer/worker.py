@@ -6,7 +6,8 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from ...lending.leases.effects import (
 from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
-from .jobs import CLOSING, FAILED, LEASE_ENDED, Job, Land, PeerWrite
+from .jobs import CLOSING, FAILED, LEASE_ENDED, Job, Land, PeerRead, PeerWrite
 from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
@@ -48,6 +49,17 @@ PAGES_AT_ONCE, BYTES_AT_ONCE = 32, 8 * 2**20
 IDLE_SECONDS = 1.0
 #: How long the thread rests after an error of ours, seconds.
 FAULT_SECONDS = 0.1
+
+_NO_MORE = object()
+_Said = TypeVar("_Said")
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A lease that is recalled, and of which not all that is to be saved has been asked for."""
+
+    steps: Iterator[None]
+    landings: Sequence[Land]  # what waited to land from there
 
 
 class PeerWorker:
@@ -92,6 +104,7 @@ class PeerWorker:
         self.asked_bytes = 0  # what the lease service was told
         self._ceiling = math.inf  # where a whole run more would be too much
         self._effects: deque[BorrowerEffect] = deque()
+        self._leaving: dict[LeaseKey, _Leaving] = {}  # recalled leases, the first one first
         self.listener: TierListener | None = None
         self.neighbours: dict[str, Neighbour] = {}
         self._turn = 0
@@ -189,6 +202,7 @@ class PeerWorker:
             self._outgoing.wanted = any(one.pulls for one in self.neighbours.values())
         self._adjust()
         self._take_jobs()
+        self._list_leaving()
         if self._work(self._clock()):
             return 0.0
         now = self._clock()
@@ -209,6 +223,8 @@ class PeerWorker:
             neighbour = self.neighbours.get(job.place.key.donor)
             if neighbour is None or not job.covered or self._book.run(job.place.key) is None:
                 refused.append(job)
+            elif job.place.key in self._leaving and isinstance(job, PeerRead):
+                neighbour.put(replace(job, demote=True))  # as those that waited when it was recalled
             else:
                 neighbour.put(job)
         self.copier.refuse(refused)
@@ -323,9 +339,25 @@ class PeerWorker:
         neighbour = self.neighbours.get(recalled.key.donor)
         waiting = neighbour.recall(recalled.key) if neighbour is not None else []
         self.copier.refuse([job for job in waiting if isinstance(job, PeerWrite)])
-        self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))
+        steps = self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))
+        landings = [job for job in waiting if isinstance(job, Land)]
+        self._leaving[recalled.key] = _Leaving(steps or iter(()), landings)
+
+    def _list_leaving(self) -> None:
+        """Have it found out what is to be saved next, when all that was found out before has been copied.
+
+        Leases are recalled many at once, and each page that is found takes about as long as its copy: were all looked
+        for first, the time to save them would be over."""
+        while self._leaving and not any(one.attached and one.demotes for one in self.neighbours.values()):
+            key, leaving = next(iter(self._leaving.items()))
+            if not self._tell(lambda _, steps=leaving.steps: next(steps, _NO_MORE) is not _NO_MORE):  # type: ignore[misc]
+                self._left(self._leaving.pop(key))
+            self._take_jobs()
+
+    def _left(self, leaving: _Leaving) -> None:
+        """All of a lease that is to be saved has been asked for."""
         # What was to land comes up to host memory by now.
-        self.copier.refuse([job for job in waiting if isinstance(job, Land)])
+        self.copier.refuse(leaving.landings)
 
     def _ended(self, key: LeaseKey) -> None:
         if not self._book.forget(key):
@@ -337,6 +369,10 @@ class PeerWorker:
         self._take_jobs()
         self._drop_jobs(key)
         self._tell(lambda listener: listener.gone(key, LEASE_ENDED))
+        leaving = self._leaving.pop(key, None)
+        if leaving is not None:
+            self._tell(lambda _: deque(leaving.steps, 0))  # there is nothing left to save
+            self._left(leaving)
 
     def _drop_jobs(self, key: LeaseKey) -> None:
         """Answer what waits for places of a lease that allows it no more."""
@@ -355,14 +391,16 @@ class PeerWorker:
             self.service.release(key)
         self.service.want(wanted)
 
-    def _tell(self, what: Callable[[TierListener], None]) -> None:
+    def _tell(self, what: Callable[[TierListener], _Said]) -> _Said | None:
+        """What the listener says; None where there is none, or it raises."""
         if self.listener is None:
-            return
+            return None
         try:
-            what(self.listener)
+            return what(self.listener)
         except Exception:
             self.copier.faults += 1
             logger.exception("swift-tiers: whoever is told of leases raised")
+            return None
 
     # Donors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,9 +94,10 @@ class Rival:
     def full(self, part: Any, reason: str) -> None:
         """A lease never is."""
 
-    def leaving(self, part: Any, until: float) -> None:
+    def leaving(self, part: Any, until: float) -> Iterator[None]:
         self._forget(part)
         self.tier.give_up(part)
+        return iter(())
 
     def gone(self, part: Any, reason: str) -> None:
         self._forget(part)

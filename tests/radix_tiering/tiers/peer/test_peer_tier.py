@@ -130,7 +130,7 @@ def test_a_recalled_lease_is_read_to_save_its_pages_and_given_up(room) -> None:
         doomed = [(seed, place) for seed, place in enumerate(places) if place.key == key]
         for seed, place in doomed:
             page = borrower.page(seed)
-            refused.append(borrower.begin_read(place, page_digest(page))[0])
+            read.append(borrower.begin_read(place, page_digest(page))[0])
             saved = np.zeros(PAGE, np.uint8)
 
             def done(outcome, seed=seed, saved=saved) -> None:
@@ -140,13 +140,13 @@ def test_a_recalled_lease_is_read_to_save_its_pages_and_given_up(room) -> None:
 
             read_page(borrower.tier, place, saved, page_digest(page), done, saving=True)
 
-    refused: list = []
+    read: list = []
     borrower.on_recall = save
     donor.recall(8 * PAGE)
     wait_for(lambda: donor.reclaimed)
     assert [effect.back.value for effect in donor.reclaimed] == ["returned"]
     assert outcomes == [(ReadOutcome.OK, True)] * 8
-    assert [answer.wait() for answer in refused] == [ReadOutcome.CANCELLED] * 8, "an ordinary read of a recalled lease"
+    assert [answer.wait() for answer in read] == [ReadOutcome.OK] * 8, "who asks for a page meanwhile has it saved, too"
     # The donor has the memory before its end is told here.
     (key,) = wait_for(lambda: borrower.keys("ended"))
     assert borrower.keys("recalled") == [key]
@@ -157,6 +157,53 @@ def test_a_recalled_lease_is_read_to_save_its_pages_and_given_up(room) -> None:
             assert borrower.read(place, seed) is ReadOutcome.OK
     donor.restock()
     wait_for(lambda: borrower.tier.capacity_bytes == 16 * PAGE)
+
+
+def test_what_is_found_first_is_saved_before_more_is_looked_for(room) -> None:
+    """Both leases of a donor are recalled at once; were all pages found first, the time to save any could be over."""
+    donor = room.donor(pages=16, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 16)
+    places = [borrower.write(seed) for seed in range(16)]
+    order = []
+
+    def save(key):
+        for seed, place in enumerate(places):
+            if place.key == key:
+                order.append(("found", seed))
+
+                def done(outcome, seed=seed) -> None:
+                    order.append((outcome, seed))
+
+                page = borrower.page(seed)
+                read_page(borrower.tier, place, np.zeros(PAGE, np.uint8), page_digest(page), done, saving=True)
+                yield
+        borrower.tier.give_up(key)
+
+    borrower.on_recall = save
+    donor.recall(16 * PAGE)
+    wait_for(lambda: len(donor.reclaimed) == 2)
+    assert sorted(seed for said, seed in order if said == "found") == list(range(16))
+    assert order[1::2] == [(ReadOutcome.OK, seed) for _, seed in order[::2]]
+
+
+def test_a_lease_that_ends_while_its_pages_are_looked_for(room) -> None:
+    """The rest is looked for after it is gone, and it is told so first."""
+    donor = room.donor(pages=8, timing=Timing(term=300.0, recall_bound=0.1))
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place, page, after = borrower.write(1), borrower.page(1), []
+
+    def save(key):
+        read_page(borrower.tier, place, np.zeros(PAGE, np.uint8), page_digest(page), after.append, saving=True)
+        borrower.tier._worker.copier.read = lambda neighbour, reads: neighbour.demotes.put(reads[0])  # none is copied
+        yield
+        after.append(borrower.keys("ended") == [key])
+
+    borrower.on_recall = save
+    donor.recall(8 * PAGE)
+    wait_for(lambda: len(after) == 2)
+    assert after == [ReadOutcome.CANCELLED, True]
 
 
 def test_of_a_recalled_lease_pages_are_read_and_nothing_is_stored(room) -> None:
