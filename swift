@@ -67,6 +67,12 @@ def make_venv() -> None:
 
 
 def setup() -> None:
+    home = VENV.resolve().parent
+    if home != ROOT and (home / "swift").is_file():
+        die(
+            f".venv is a link to the environment of the checkout {home}, which would then run this one's code: "
+            "remove the link, and `./swift setup` makes this one's own"
+        )
     stamp = VENV / ".swift-setup"
     wanted = fingerprint()
     if stamp.exists() and stamp.read_text() == wanted:

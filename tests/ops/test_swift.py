@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,17 @@ def test_no_module_is_taken_from_the_directory_it_was_called_in(tmp_path: Path) 
     (tmp_path / "argparse.py").write_text("raise SystemExit('somebody else')\n")
     result = swift(tmp_path, "config", "--defaults")
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_environment_of_another_checkout_is_left_to_it(tmp_path: Path) -> None:
+    """It would run this one's code from then on."""
+    for name in ("theirs", "mine"):
+        (tmp_path / name).mkdir()
+        shutil.copy(SCRIPT, tmp_path / name / "swift")
+    (tmp_path / "theirs" / ".venv").mkdir()
+    (tmp_path / "mine" / ".venv").symlink_to("../theirs/.venv")
+    result = subprocess.run([sys.executable, tmp_path / "mine" / "swift", "setup"], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"swift: .venv is a link to the environment of the checkout {tmp_path / 'theirs'}")
+    assert result.stderr.count("\n") == 1
+    assert not list((tmp_path / "theirs" / ".venv").iterdir())
