@@ -36,7 +36,7 @@ from swift_tiers.radix_tiering.tiers.ssd.device_files import (
     unused_files,
 )
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
-from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
+from swift_tiers.radix_tiering.tiers.ssd.files import HELD_SECONDS, open_array, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.tier import Tier
 
@@ -368,7 +368,8 @@ def check_machine(config: TiersConfig, ranks: int, launch: LaunchRanks | None = 
     """Everything about a configuration that can be found out before a model is loaded. `ranks`: on this machine.
     `launch`: see `check_directories`; device files that are none of these ranks' are logged. Raises ConfigError.
 
-    Leaves nothing behind: device files are opened only if they exist, and closed again.
+    Leaves nothing behind: device files are opened only if they exist, and closed again. At a launch it waits a moment
+    for a server that has just been killed to let go of them.
     """
     check_host_size(config.host)
     if config.ssd.gpu_direct == "on":
@@ -388,7 +389,7 @@ def check_machine(config: TiersConfig, ranks: int, launch: LaunchRanks | None = 
             raise ConfigError(f"ssd.devices[{index}]: {error}") from None
     for path in _existing_devices(config.ssd):
         try:
-            open_device_file(path).close()
+            open_device_file(path, 0.0 if launch is None else HELD_SECONDS).close()
             if not path.is_block_device():  # these were looked at above
                 check_content(path)
         except StripeSetBusyError as error:

@@ -29,8 +29,8 @@ class Pair:
     def __init__(self, site: Site, tiers: dict[str, Any]) -> None:
         (self._meeting,) = free_ports(1)
         self.prefill = self._server(site, "prefill", "--disaggregation-bootstrap-port", str(self._meeting), tiers=tiers)
-        # Memory for requests that are retracted: else SGLang wants 10 GiB that are free.
-        self.decode = self._server(site, "decode", "--hicache-ratio", "1")
+        # In a pool of SGLang's, as by default, what is retracted wants 10 GiB that are free.
+        self.decode = self._server(site, "decode", "--disaggregation-decode-retraction-backup", "cpu_tensor")
 
     @staticmethod
     def _server(site: Site, mode: str, *more: str, tiers: dict[str, Any] | None = None) -> Server:

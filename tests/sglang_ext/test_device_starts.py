@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from swift_tiers.radix_tiering.base.read_config import parse_config, read_source
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.tiers.ssd.claiming import signature
 from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, LaunchRanks
-from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKSUM_OFFSET, SUPERBLOCK_OFFSETS, seal
 from swift_tiers.sglang_ext.build.assembly import Rank, check_machine, open_ssd
 from swift_tiers.sglang_ext.build.start_checks import check_start
@@ -277,6 +278,15 @@ def test_fsck_leaves_an_empty_file_that_a_server_holds(folders, capsys) -> None:
     assert "another server holds it" in capsys.readouterr().err
     assert (folders[0] / NAME).exists()
     tier.close([])
+
+
+def test_the_look_before_a_start_waits_for_a_server_that_was_killed(folders) -> None:
+    lay(folders[0], "dp0-tp0")
+    held = open_device_file(folders[0] / NAME)
+    ends = threading.Timer(0.2, held.close)
+    ends.start()
+    check_machine(TiersConfig(ssd=config_of(folders[:1])), 1, launch(1, 1))
+    ends.join()
 
 
 @pytest.mark.parametrize("kind", ["link", "stranger", "folder"])

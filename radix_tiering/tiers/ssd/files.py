@@ -8,6 +8,7 @@ from typing import Literal
 
 from ...base.errors import ConfigError
 from .arrays.device_file import (
+    HELD_SECONDS,
     DeviceFile,
     check_owner,
     create_device_file,
@@ -22,6 +23,7 @@ from .arrays.uring import probe
 from .arrays.uring_array import UringArray
 
 __all__ = [
+    "HELD_SECONDS",
     "DeviceFile",
     "Engine",
     "FileArray",

@@ -22,6 +22,8 @@ BUFFERED = "buffered (no O_DIRECT here)"
 DIRECT = "O_DIRECT"
 #: Behind the name of a device file: the file in which it is being made.
 HALF_MADE = ".new"
+#: A server that was killed ends a moment after whoever starts the next one has heard of it: by then it has let go.
+HELD_SECONDS = 5.0
 #: How often whoever waits for another process looks whether it still holds a device, seconds.
 LOOK_AGAIN = 0.05
 

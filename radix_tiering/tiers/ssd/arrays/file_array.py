@@ -12,13 +12,11 @@ from pathlib import Path
 
 from ....base.errors import ConfigError
 from .checking import check_requests
-from .device_file import BUFFERED, DIRECT, DeviceFile, open_device_file
+from .device_file import BUFFERED, DIRECT, HELD_SECONDS, DeviceFile, open_device_file
 from .devices import NewDevice, Request
 
 #: Direct I/O resumes at a logical block; 512 is the smallest there is.
 _RESUME_BYTES = 512
-#: A server that was killed ends a moment after whoever starts the next one has heard of it: by then it has let go.
-HELD_SECONDS = 5.0
 
 
 class FileArray:
