@@ -3,8 +3,8 @@
 list shows what `inspect leases` does. recall DONOR LEASE|all asks borrowers to return a lease, or all of them; pin and
 unpin DONOR LEASE say whether it is recalled last; cap DONOR LIMIT|none sets the most that is lent. DONOR is the server
 that lends, or one rank of it, as `lease list` has it (web-1.dp0-tp0). All but list need bus.control = true there. What
-was recalled may be lent again at once; a cap keeps it. Exits 0 if it was done, 1 if it was refused, expired, was done
-by some ranks only, or was not answered.
+was recalled may be lent again once peer.window has passed; a cap keeps it. Exits 0 if it was done, 1 if it was refused,
+expired, was done by some ranks only, or was not answered.
 """
 
 from __future__ import annotations
