@@ -246,14 +246,14 @@ class LeaseService:
                 self._wire.counters["faults"] += 1
                 self._fault_logger.exception("swift-tiers: lease protocol: a round failed")
                 self._runner.sleep(FAULT_SECONDS)
+        self._do_errands()  # among them ways to donors, which only now are the wire's to close
         self._wire.close()
 
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do it; how long to wait next."""
         events = self._wire.wait(seconds)
         with self._lock:
-            while self._errands:
-                self._guarded(self._errands.popleft())
+            self._do_errands()
             for event in events:
                 self._guarded(lambda event=event: self._handle(event))  # type: ignore[misc]
             for machine in self._machines:
@@ -269,6 +269,10 @@ class LeaseService:
         for letter in letters:
             self._wire.send(letter)
         return min(max(0.0, wake - self._clock()), IDLE_SECONDS)
+
+    def _do_errands(self) -> None:
+        while self._errands:
+            self._guarded(self._errands.popleft())
 
     def _handle(self, event: Event) -> list[Any]:
         now = self._clock()  # read after the letter came

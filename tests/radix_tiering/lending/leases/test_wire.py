@@ -389,6 +389,18 @@ def test_what_a_server_does_not_do(directory: Path, servers: Servers) -> None:
         borrower.connect("e", ipc_address(directory, "e"))
 
 
+def test_closing_ends_a_way_to_a_donor_that_no_round_has_come_to(directory: Path) -> None:
+    class Broken(ZmqWire):
+        def wait(self, seconds: float) -> list[Any]:
+            raise RuntimeError("planted")
+
+    service = LeaseService(borrower=Borrower("b", PAGE, Random(1)), wire=Broken())
+    service.connect("d", ipc_address(directory, "d"))
+    closing = threading.Thread(target=service.close, daemon=True)
+    closing.start()
+    wait_for(lambda: not closing.is_alive(), "the service to end")
+
+
 def test_a_round_that_fails_is_followed_by_another(
     directory: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
