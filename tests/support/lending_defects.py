@@ -62,7 +62,8 @@ IN_LENDING = [
     Defect("a place that is left while it is used is free", PlaceBook, "_settle",
            "if lease.held[slot] or slot not in lease.left:", "if slot not in lease.left:"),
     Defect("a place is never free again", PlaceBook, "_settle", "lease.free.append(slot)", "pass"),
-    Defect("new pages go to a recalled lease", PlaceBook, "_close", "donor.with_room.discard(lease.key)", "pass"),
+    Defect("new pages go to a recalled lease", PlaceBook, "_close",
+           "del donor.with_room[bisect_left(donor.with_room, lease.key)]", "pass"),
 ]  # fmt: skip
 #: Not found within so many, and why, as far as reading tells.
 NOT_FOUND_IN_LENDING: dict[Defect, str] = {

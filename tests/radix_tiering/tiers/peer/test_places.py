@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import pytest
@@ -222,3 +223,33 @@ def test_a_lease_begins_once() -> None:
     book.open(key(1), run_of(1))
     with pytest.raises(ValueError, match="before"):
         book.open(key(1), run_of(1))
+
+
+class CountedKey(LeaseKey):
+    """A key whose comparisons are calls, which a profile counts."""
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        return tuple.__lt__(self, other)
+
+
+def test_more_leases_do_not_make_a_page_take_longer() -> None:
+    def calls(leases: int) -> int:
+        book, counted = PlaceBook(), 0
+        for lease in range(leases):
+            book.open(CountedKey("d", 1, lease), run_of(4))
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            places = [book.reserve() for _ in range(6)]
+            assert places[0] is not None
+            book.release(places[0])
+            book.occupancy()
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    assert calls(2048) <= 2 * calls(8)
