@@ -24,6 +24,9 @@ RETRY_SECONDS, RETRY_MOST_SECONDS = 0.05, 2.0
 LENDS_NO_MORE = "is said to lend no more"
 #: When one that did what no donor does is tried again, seconds.
 MISTRUST_SECONDS = 10.0
+#: When one is that lends more at a time than may be borrowed, seconds. It makes room for each attempt, and may lend
+#: less at a time once other borrowers have gone.
+UNSUITED_SECONDS = 60.0
 
 
 class Neighbour:

@@ -15,6 +15,7 @@ from ...base.errors import ConfigError
 from ...base.events import EventLog
 from ...base.repeats import FaultLogger
 from ...base.runner import Runner
+from ...base.units import format_size
 from ...lending.donation.arena_socket import arena_path
 from ...lending.donation.device_memory import DeviceMemory
 from ...lending.donation.extents import CutRun
@@ -31,7 +32,7 @@ from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
 from .jobs import CLOSING, FAILED, LEASE_ENDED, Job, Land, PeerRead, PeerWrite
-from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, Neighbour
+from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, UNSUITED_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
 from .staging import Staging
@@ -102,7 +103,7 @@ class PeerWorker:
         self._closing = False
         self.wanted_bytes = 0
         self.asked_bytes = 0  # what the lease service was told
-        self._ceiling = math.inf  # where a whole run more would be too much
+        self._ceiling = math.inf  # where a whole run more would be too much, until a lease ends
         self._effects: deque[BorrowerEffect] = deque()
         self._leaving: dict[LeaseKey, _Leaving] = {}  # recalled leases, the first one first
         self.listener: TierListener | None = None
@@ -144,7 +145,6 @@ class PeerWorker:
         """How much to hold."""
         with self._lock:
             self.wanted_bytes = wanted_bytes
-            self._ceiling = math.inf
         self._poll.wake()
 
     def close(self) -> None:
@@ -324,10 +324,16 @@ class PeerWorker:
         if not neighbour.client.has(run):
             self._part(neighbour, "lends memory that it has not handed out", MISTRUST_SECONDS)
             return False
-        held = self._book.occupancy().slots * self._page_bytes
-        if held + run.slots * self._page_bytes > self._most_bytes:
-            self._ceiling = held
-            self.service.release(key)
+        held, nbytes = self._book.occupancy().slots * self._page_bytes, run.slots * self._page_bytes
+        if held + nbytes > self._most_bytes:
+            if nbytes > self._most_bytes and not self._book.has_leases(key.donor):
+                limit = format_size(int(self._most_bytes))
+                reason = f"lends {format_size(nbytes)} at a time, and peer.borrow_limit is {limit}"
+                self._part(neighbour, reason, UNSUITED_SECONDS)
+            else:
+                self._ceiling = held
+                self._adjust()  # before it is returned, or another one would be asked for in its place
+                self.service.release(key)
             return False
         neighbour.reason = ""
         neighbour.told.clear()
@@ -386,10 +392,11 @@ class PeerWorker:
         if wanted == self.asked_bytes:
             return
         self.asked_bytes = wanted
+        # First, so that nothing is asked for in place of what is returned here.
+        self.service.want(wanted)
         beyond = self._book.occupancy().slots - wanted // self._page_bytes
         for key in self._book.close_idle(beyond):
             self.service.release(key)
-        self.service.want(wanted)
 
     def _tell(self, what: Callable[[TierListener], _Said]) -> _Said | None:
         """What the listener says; None where there is none, or it raises."""

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.base.config import PeerConfig, Size
+from swift_tiers.radix_tiering.base.config import Duration, PeerConfig, Size
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.lending.donation import pace
@@ -354,12 +354,38 @@ def test_while_its_donor_computes_a_borrower_spends_a_part_of_its_time(room, mon
 def test_no_more_is_borrowed_than_may_be(room) -> None:
     """Runs of 8 pages: with a limit of 20 there is room for two, and the third is returned."""
     donor = room.donor(pages=64)
-    borrower = room.borrower(config=PeerConfig(borrow=True, borrow_limit=Size(20 * PAGE)))
+    borrower = room.borrower(config=PeerConfig(borrow=True, borrow_limit=Size(20 * PAGE), term=Duration(20.0)))
     borrower.tier.neighbours({"d": donor.address})
     borrower.tier.want(64 * PAGE)
     wait_for(lambda: borrower.tier.snapshot().wanted_bytes == 16 * PAGE, "the limit to be noticed")
     wait_for(lambda: donor.lent_bytes == 16 * PAGE)
     assert borrower.tier.capacity_bytes == 16 * PAGE
+    # Not even if more is wanted: the donor would make room for it again.
+    borrower.tier.want(65 * PAGE)
+    place = borrower.write(1)
+    borrower.tier.want(8 * PAGE)
+    wait_for(lambda: donor.lent_bytes == 8 * PAGE)
+    assert borrower.read(place, 1) is ReadOutcome.OK
+    assert len(donor.reclaimed) == 2
+
+
+def test_a_donor_that_lends_more_at_a_time_than_may_be_borrowed_is_left(room) -> None:
+    donor = room.donor(pages=16, run_pages=4)
+    events = EventLog(time.monotonic)
+    borrower = room.borrower(
+        config=PeerConfig(borrow=True, borrow_limit=Size(2 * PAGE), term=Duration(20.0)), events=events
+    )
+    borrower.tier.neighbours({"d": donor.address})
+    borrower.tier.want(100 * PAGE)
+    (reason,) = wait_for(lambda: [event.fields["reason"] for event in events.since() if event.kind == "donor.away"])
+    assert reason == "lends 16KiB at a time, and peer.borrow_limit is 8KiB"
+    assert borrower.tier.snapshot().donors[0].reason == reason
+    wait_for(lambda: donor.reclaimed)
+    # It is not asked again when more is wanted, and others are.
+    borrower.tier.want(200 * PAGE)
+    borrower.tier.neighbours({"d": donor.address, "e": room.donor("e", pages=2, run_pages=1).address})
+    wait_for(lambda: borrower.tier.capacity_bytes == 2 * PAGE)
+    assert len(donor.reclaimed) == 1
 
 
 def test_who_wants_less_returns_leases_without_pages(room) -> None:
