@@ -209,6 +209,7 @@ def allocator_overrides() -> tuple[Override, ...]:
         Override(f"{base}.__init__", ("self", "size", "page_size", "dtype", "device", "kvcache", "need_sort"), reason),
         Override(f"{base}.available_size", ("self",), reason),
         Override(f"{base}.get_all_free_pages", ("self",), reason),
+        Override(f"{base}.merge_and_sort_free", ("self",), reason),
         Override(f"{base}.alloc", ("self", "need_size"), reason),
         Override(f"{base}.clear", ("self",), reason),
         Override(

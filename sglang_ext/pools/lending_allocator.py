@@ -106,6 +106,14 @@ class LendingAllocator(BaseTokenToKVPoolAllocator):
         free: torch.Tensor = super().get_all_free_pages()
         return free if self._spans is None else torch.cat((free, self._list_of(self._spans.all_pages())))
 
+    def merge_and_sort_free(self) -> None:
+        # SGLang's own lists alone, which it takes from `get_all_free_pages`: what is in spans would be free twice.
+        spans, self._spans = self._spans, None
+        try:
+            super().merge_and_sort_free()
+        finally:
+            self._spans = spans
+
     def alloc(self, need_size: int) -> torch.Tensor | None:
         self._refill(need_size // self.page_size)
         return super().alloc(need_size)

@@ -272,6 +272,7 @@ class Allocating(RuleBasedStateMachine):
 
     page = PAGE
     size = SIZE
+    need_sort = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +287,8 @@ class Allocating(RuleBasedStateMachine):
 
         from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
 
-        fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": False}
+        fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None}
+        fields["need_sort"] = self.need_sort
         return PagedLendingAllocator(SIZE, **fields), PagedTokenToKVPoolAllocator(SIZE, **fields)
 
     @rule(pages=st.integers(1, 15))
@@ -371,12 +373,17 @@ class Allocating(RuleBasedStateMachine):
         assert self.ours.available_size() + self.ours.lent_tokens == self.theirs.available_size()
 
 
+class SortedPages(Allocating):
+    """The same where SGLang keeps what was freed apart until it is needed."""
+
+    need_sort = True
+
+
 class AllocatingTokens(Allocating):
     """The same for pages of one token; SGLang may keep what was freed apart until it is needed."""
 
     page = 1
     size = 60
-    need_sort = False
 
     def make(self) -> tuple[Any, Any]:
         from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
@@ -392,10 +399,11 @@ class SortedTokens(AllocatingTokens):
 
 
 TestAllocating = Allocating.TestCase
+TestSortedPages = SortedPages.TestCase
 TestAllocatingTokens = AllocatingTokens.TestCase
 TestSortedTokens = SortedTokens.TestCase
 TestAllocating.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
-TestAllocatingTokens.settings = TestSortedTokens.settings = TestAllocating.settings
+TestAllocatingTokens.settings = TestSortedTokens.settings = TestSortedPages.settings = TestAllocating.settings
 
 
 def test_it_is_sglangs_own_while_nothing_is_lent() -> None:
