@@ -206,8 +206,10 @@ class Loader:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             if isinstance(job, LayerLoad):
-                self._copy_layers(job)
-                self._under_way.pop(~id(job), None)
+                try:
+                    self._copy_layers(job)
+                finally:
+                    self._under_way.pop(~id(job), None)
                 continue
             index, loads, ready = job
             if not self.counter.is_due(index):
@@ -216,14 +218,14 @@ class Loader:
                 continue
             try:
                 self._copy_in(index, loads, ready)
-            except Exception as error:
+            except BaseException as error:
                 logger.exception("swift-tiers: a load failed")
                 for load in loads:
                     self._count(load, 0.0, failed=True)
                 self._under_way.pop(index, None)
                 self.counter.fail(index, error)
-            finally:
-                self._under_way.pop(index, None)  # where the thread dies of it
+                if not isinstance(error, Exception):
+                    raise  # the thread dies of it, and whoever waits for the batch finds the next one alive
 
     def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
         if any(load.restore is None for load in loads):
@@ -300,10 +302,12 @@ class Loader:
                 after = []  # what has come stays so
                 load.course.landed(layer)
                 copied += 1
-        except Exception as error:
+        except BaseException as error:
             logger.exception("swift-tiers: a layer could not be copied to the device; it is computed")
             self._stack.events.emit("linker.error", where="layers", error=repr(error))
             load.course.failed(repr(error))
+            if not isinstance(error, Exception):
+                raise
         if copied:
             self._count_link(
                 load.places.numbers, self._pool.geometry.layer_bytes * copied, self._runner.monotonic() - started

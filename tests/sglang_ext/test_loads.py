@@ -194,3 +194,31 @@ def test_a_batch_that_was_given_up_is_not_copied_by_the_next_thread() -> None:
     assert rows == [[4, 5], [20, 21]]
     assert not loader.rows_under_way()
     assert loader.close()
+
+
+def test_a_batch_that_the_thread_died_of_is_over_when_there_is_another_thread() -> None:
+    """Nobody has asked for it in between, as for what is loaded ahead, so nobody has seen that the thread was dead."""
+
+    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        if pages.tolist() == [4, 5]:
+            raise SystemExit  # which threads end by without a word
+        for layer in range(LAYERS):
+            layer_done(layer, None)
+
+    def load(*pages: int) -> list[Load]:
+        restore: Any = SimpleNamespace()
+        return [Load(None, restore, 0, Places(np.arange(len(pages))), OnTheWay(torch.tensor(pages)))]
+
+    loader = make_loader(copy_in)
+    loader._stack.events = SimpleNamespace(emit=lambda *_, **__: None)  # type: ignore[assignment]
+    try:
+        first = loader.start(load(4, 5), list)
+        loader._thread.join(10)
+        assert not loader.alive
+        second = loader.start(load(20, 21), list)
+        assert loader.alive
+        assert loader.counter.is_over(first)
+        assert not loader.counter.finish(first)
+        assert loader.counter.finish(second)
+    finally:
+        assert loader.close()
