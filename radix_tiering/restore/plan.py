@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ class Run(msgspec.Struct, frozen=True):
     source: str | None  # None: nowhere below the device; they have to be recomputed
 
 
-class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+class Prefix(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What a request lacks on the device: tokens `[start, start + sum(run.tokens))` of its prompt."""
 
     start: int  # tokens before it that the device has
@@ -47,9 +48,25 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     behind: int = 0  # tokens of the prompt that follow, which are computed in any case
     page_tokens: int = 1  # the pointers meet between two pages of so many tokens; runs are whole pages
 
-    @property
+    # Each once, whatever is asked: there may be as many runs as pages, and a plan asks for many parts.
+
+    @cached_property
     def tokens(self) -> int:
         return sum(run.tokens for run in self.runs)
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """Where its runs begin, from 0, and where the last one ends: float64, as what is interpolated between them."""
+        return np.concatenate([[0.0], np.cumsum([run.tokens for run in self.runs])])
+
+    @cached_property
+    def before(self) -> dict[str | None, np.ndarray]:
+        """By source: its tokens before each of the bounds."""
+        lengths, sources = np.diff(self.bounds), [run.source for run in self.runs]
+        return {
+            source: np.concatenate([[0.0], np.cumsum(lengths * [one == source for one in sources])])
+            for source in dict.fromkeys(sources)
+        }
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +154,9 @@ def plan_recompute(prefix: Prefix, costs: CostModel, forward_tokens: int = CHUNK
 
 def plan_load(prefix: Prefix, costs: CostModel, forward_tokens: int = CHUNK_TOKENS) -> RestorePlan | None:
     """None where some tokens have no source."""
-    if any(run.source is None for run in prefix.runs):
+    if None in prefix.before:
         return None
-    loads = _load_seconds(prefix, costs, [(0, prefix.tokens)])
+    loads = _load_seconds(prefix, costs)
     return RestorePlan(
         strategy=Strategy.LOAD, lead=0, meeting=0, cutover=0, seconds=max(loads.values()), compute_seconds=0.0,
         load_seconds=loads, behind_seconds=_behind_seconds(prefix, costs, 0, forward_tokens),
@@ -164,7 +181,7 @@ def plan_token_wise(
     tokens, page, forward_tokens = prefix.tokens, prefix.page_tokens, forward_tokens or chunk_tokens
     chunk_tokens = max(page, chunk_tokens // page * page)
     meetings = _Meetings(prefix, costs, chunk_tokens, forward_tokens)
-    ends = np.cumsum([run.tokens for run in prefix.runs]).tolist()
+    ends = prefix.bounds[1:].astype(int).tolist()
     without = [number for number, run in enumerate(prefix.runs) if run.source is None]
     lowest_meeting = ends[without[-1]] if without else 0
     first_gap = ends[without[0]] - prefix.runs[without[0]].tokens if without else tokens
@@ -190,15 +207,10 @@ class _Loading:
     """What each source takes to load parts of a prefix, for many parts at once."""
 
     def __init__(self, prefix: Prefix, costs: CostModel) -> None:
-        lengths = np.array([run.tokens for run in prefix.runs])
-        self._bounds = np.concatenate([[0], np.cumsum(lengths)])
+        self._bounds = prefix.bounds
         self._token_bytes = prefix.token_bytes
-        self.costs = {run.source: costs.sources[run.source] for run in prefix.runs if run.source is not None}
-        #: By source: its tokens before each bound.
-        self._before = {
-            source: np.concatenate([[0], np.cumsum(lengths * [run.source == source for run in prefix.runs])])
-            for source in self.costs
-        }
+        self._before = {source: before for source, before in prefix.before.items() if source is not None}
+        self._costs = {source: costs.sources[source] for source in self._before}
 
     def seconds(self, lead: int, meetings: np.ndarray) -> dict[str, np.ndarray]:
         """By source: to load `[0, lead)` and `[meeting, end)`, for each meeting; 0 for nothing."""
@@ -206,7 +218,7 @@ class _Loading:
         for source, before in self._before.items():
             at_lead, at_meeting = (np.interp(at, self._bounds, before) for at in (lead, meetings))
             nbytes = (at_lead + before[-1] - at_meeting) * self._token_bytes
-            cost = self.costs[source]
+            cost = self._costs[source]
             result[source] = np.where(nbytes > 0, cost.latency_seconds + nbytes / cost.bytes_per_second, 0.0)
         return result
 
@@ -267,7 +279,7 @@ def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
 
     Raises ValueError where some tokens have no source: every layer of them would have to be recomputed.
     """
-    if any(run.source is None for run in prefix.runs):
+    if None in prefix.before:
         raise ValueError("layer-wise restoration loads some layers of every token, so every token needs a source")
     tokens, layers = prefix.tokens, prefix.layers
     whole = costs.compute.seconds(prefix.start, prefix.start + tokens)
@@ -276,7 +288,7 @@ def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
     for cutover in range(layers + 1):
         compute = whole * cutover / layers
         share = (layers - cutover) / layers
-        loads = _load_seconds(prefix, costs, [(0, tokens)], share) if share else {}
+        loads = _load_seconds(prefix, costs, share) if share else {}
         seconds = max(compute, *loads.values()) if loads else compute
         if best is None or seconds < best.seconds:
             best = RestorePlan(
@@ -294,11 +306,11 @@ def plan_layers(prefix: Prefix, costs: CostModel, copying: SourceCost) -> Restor
     `copying`: of all of it, to the device; of `costs.sources` what brings pages up. Raises ValueError where some tokens
     have no source.
     """
-    if any(run.source is None for run in prefix.runs):
+    if None in prefix.before:
         raise ValueError("layer-wise restoration copies some layers of every token, so every token needs a source")
     tokens, layers = prefix.tokens, prefix.layers
     whole = costs.compute.seconds(prefix.start, prefix.start + tokens)
-    loads = _load_seconds(prefix, costs, [(0, tokens)])
+    loads = _load_seconds(prefix, costs)
     there = max(loads.values())
     copy = copying.seconds(tokens * prefix.token_bytes)
 
@@ -355,15 +367,10 @@ def _behind_seconds(prefix: Prefix, costs: CostModel, room: int, forward_tokens:
     return cost.in_forwards(end, end + prefix.behind, forwards_behind(prefix.behind, room, forward_tokens))
 
 
-def _load_seconds(
-    prefix: Prefix, costs: CostModel, parts: Sequence[tuple[int, int]], share: float = 1.0
-) -> dict[str, float]:
-    """Seconds that each source takes for the tokens in `parts`; `share` of the bytes of each."""
-    needed: dict[str, float] = {}
-    at = 0
-    for run in prefix.runs:
-        tokens = sum(max(0, min(end, at + run.tokens) - max(start, at)) for start, end in parts)
-        if tokens and run.source is not None:
-            needed[run.source] = needed.get(run.source, 0.0) + tokens * prefix.token_bytes * share
-        at += run.tokens
-    return {source: costs.sources[source].seconds(nbytes) for source, nbytes in needed.items()}
+def _load_seconds(prefix: Prefix, costs: CostModel, share: float = 1.0) -> dict[str, float]:
+    """Seconds that each source takes for all of its tokens; `share` of the bytes of each."""
+    return {
+        source: costs.sources[source].seconds(float(before[-1]) * prefix.token_bytes * share)
+        for source, before in prefix.before.items()
+        if before[-1] and source is not None
+    }

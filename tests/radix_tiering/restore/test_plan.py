@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -199,3 +201,25 @@ def test_pages_that_lie_here_and_there_in_turn_are_planned_in_few_steps(monkeypa
     found = plan_token_wise(Prefix(start=0, token_bytes=131072, layers=32, runs=turns), costs)
     assert len(steps) <= 2 * (plan.LEADS + 1)
     check_whole(found, Prefix(start=0, token_bytes=131072, layers=32, runs=turns))
+
+
+def test_runs_are_gone_through_no_more_often_because_there_are_many() -> None:
+    """There may be as many as pages, and plans are made while others wait for the page table."""
+
+    class Counted(tuple[Run, ...]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Run]:
+            self.times += 1
+            return super().__iter__()
+
+    costs = CostModel(
+        compute=ComputeCost(fixed_seconds=0.004, token_seconds=2e-5, pair_seconds=1e-10),
+        sources={"ssd": SourceCost(latency_seconds=0.001, bytes_per_second=5e9)},
+    )
+    times = []
+    for count in (1, 100):
+        runs = Counted(Run(16 * (1 + number % 2), "ssd") for number in range(count))
+        plan_restore(Prefix(start=0, runs=runs, token_bytes=2**17, layers=32), costs, forward_tokens=8192)
+        times.append(runs.times)
+    assert times[1] == times[0] <= 6
