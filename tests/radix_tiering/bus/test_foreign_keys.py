@@ -113,7 +113,19 @@ def spoil(redis: RealRedis, key: str, kind: str, words: Mapping[str, Any]) -> No
         (INFO, "hash", {"ranks": "," * 1_000_000}),
         (INFO, "hash", {"ranks": "dp0-tp0:tree,\0,\n," + "x" * 1_000_000}),
     ],
-    ids=str,
+    # Of their own: pytest says in the environment which test it runs, and what has no room there starts no process.
+    ids=[
+        "no-path",
+        "no-text",
+        "long-path",
+        "string-of-rank",
+        "string",
+        "list",
+        "stream",
+        "many-ranks",
+        "commas",
+        "long-rank",
+    ],
 )
 def test_a_bad_key_of_another_server_costs_a_rank_nothing(redis, borrower, key, kind, words) -> None:
     borrower.check()
