@@ -9,9 +9,12 @@ oldest request that needs something from it, which is what first tokens want whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from .flight import Flight, Step, Unit
 
@@ -271,7 +274,7 @@ class Batch(Generic[Request]):
         cut = self._cut(member, member.forward, step, loading, free_in)
         return self._all_of_it(member, member.forward, cut, most, free_in)
 
-    def _cut(self, member: Member, forward: Forward, step: Step, loading: Sequence[float], free_in: float) -> Step:
+    def _cut(self, member: Member, forward: Forward, step: Step, loading: np.ndarray, free_in: float) -> Step:
         """As much of `step` as the sources leave to the device; `loading` as of `_loading_left`."""
         jump, span = step.jump, step.end - step.jump
         if not span or loading[-1] >= free_in + forward.seconds(jump, step.end):
@@ -279,15 +282,22 @@ class Batch(Generic[Request]):
         # What follows joins a forward that gets to the end.
         saved = forward.joined(span) if step.end == len(member.flight) else 0.0
 
-        def done(seconds: Callable[[int, int], float], units: int) -> float:
-            joins = saved if units == span else 0.0
-            computing = seconds(jump, jump + units) if units else 0.0
-            return max(free_in + computing, loading[units]) - joins
+        def computed(seconds: Callable[[int, int], float], units: int) -> float:
+            return free_in + (seconds(jump, jump + units) if units else 0.0)
 
-        without = [unit for unit in range(jump, step.end) if member.flight.source(unit) is None]
+        def done(seconds: Callable[[int, int], float], units: int) -> float:
+            return max(computed(seconds, units), float(loading[units])) - (saved if units == span else 0.0)
+
+        without = member.flight.computed_before(jump, step.end) - jump
         waits = not without and any(self._under_way.values())
-        least = without[-1] + 1 - jump if without else int(not waits)
-        units = min(range(least, span + 1), key=lambda count: done(forward.seconds, count))
+        least = without or int(not waits)
+        # More units take longer to compute, so of all numbers only those count with which loading takes less than with
+        # any fewer; and of these the best lies where computing begins to take longer than loading.
+        left = loading[least:]
+        fewer = least + np.flatnonzero(np.append(True, left[1:] < np.minimum.accumulate(left)[:-1]))
+        at = bisect_left(fewer, True, key=lambda units: computed(forward.seconds, units) >= loading[units])
+        near = [*fewer[max(0, at - 1) : at + 1].tolist(), span]
+        units = min(near, key=lambda count: done(forward.seconds, count))
         one_way = [least, span] if without or waits else [span]
         if any(done(forward.at_worst, units) >= done(forward.at_worst, count) for count in one_way):
             units = min(one_way, key=lambda count: done(forward.seconds, count))
@@ -316,7 +326,7 @@ class Batch(Generic[Request]):
         best = min(further, key=lambda units: first_token(forward.seconds, units), default=step.end)
         return Step(step.jump, best)
 
-    def _loading_left(self, member: Member, step: Step) -> list[float] | None:
+    def _loading_left(self, member: Member, step: Step) -> np.ndarray | None:
         """Seconds until the sources have brought all that is left of the batch if the device computes the first 0, 1,
         … units of `step`; None where a source's cost is not known."""
         seconds: dict[str, float] = {}
@@ -333,30 +343,25 @@ class Batch(Generic[Request]):
                     return None
                 seconds[source] = seconds.get(source, one.latency_seconds(source)) + units * each
                 absent[source] = absent.get(source, 0) + units
-        left = [self._longest(seconds, *member.beside(step.jump))]
-        for unit in range(step.jump, step.end):
-            origin = member.flight.source(unit)
-            if origin is not None and member.flight[unit] == Unit.ABSENT:
-                absent[origin] -= 1
-                seconds[origin] -= member.unit_seconds(origin) or 0.0
-                if not absent[origin] and not self.under_way(origin):
-                    seconds[origin] = 0.0
-            left.append(self._longest(seconds, *member.beside(unit + 1)))
+        left = np.zeros(step.end + 1 - step.jump)
+        for source, all_of_it in seconds.items():
+            each = member.unit_seconds(source) or 0.0
+            wanted = member.flight.wanted(source, step.jump, step.end + 1)
+            brings = np.subtract.accumulate(np.append(all_of_it, np.where(wanted[:-1], each, 0.0)))
+            if absent.get(source) and not self.under_way(source):
+                brings[np.append(0, wanted[:-1].cumsum()) == absent[source]] = 0.0
+            # What comes along with the first one that is wanted, and is not.
+            beside = (member.start + np.arange(step.jump, step.end + 1)) % member.granule(source) * each
+            left = np.maximum(left, brings + np.where(wanted, beside, 0.0))
         return left
-
-    @staticmethod
-    def _longest(seconds: Mapping[str, float], source: str, beside: float) -> float:
-        """The most of `seconds`, by source, one of which loads for so long what nobody wants."""
-        return max([*seconds.values(), seconds.get(source, 0.0) + beside])
 
     def _own_left(self, member: Member, step: Step) -> float:
         """Seconds until the sources have brought what `member` itself needs of them behind `step`."""
         flight, seconds = member.flight, 0.0
         loading = flight.awaited(step.end, len(flight))
-        computed = [flight.source(unit) for unit in range(step.jump, step.end) if flight[unit] == Unit.ABSENT]
         split, beside = member.beside(step.end)
         for source in {*flight.sources(), *loading}:
-            units = flight.absent_from(source) - computed.count(source)
+            units = flight.absent_from(source, step.end)
             before = self._left(member, source) if source in loading else member.latency_seconds(source)
             before += beside if source == split else 0.0
             if units or source in loading:

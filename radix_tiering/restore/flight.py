@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Unit(IntEnum):
     """The state of a unit."""
@@ -214,6 +216,17 @@ class Flight:
     def absent_from(self, source: str, start: int = 0) -> int:
         """Absent units from `start` on that this source can bring."""
         return self._wanted.get(source, b"").count(1, max(start, self._observed))
+
+    def wanted(self, source: str, start: int, end: int) -> np.ndarray:
+        """Which of units `[start, end)`, that may lie behind the last one, are absent and can come from this source:
+        bool [units]."""
+        part = self._wanted.get(source, b"")[start:end]
+        return np.frombuffer(part + bytes(end - start - len(part)), bool)
+
+    def computed_before(self, start: int, end: int) -> int:
+        """Behind the last of units `[start, end)` that can be loaded from nowhere; `start` if there is none."""
+        backwards = self._sources[start:end][::-1]
+        return end - backwards.index(None) if None in backwards else start
 
     # ---- the compute pointer ----
 

@@ -35,6 +35,20 @@ def test_a_chunk_ends_where_the_source_will_have_brought_the_rest() -> None:
     assert batch_of(Flight(["ssd"] * 40), load=0.25, fixed=5.0).next_step(0, 32) == Step(0, 4)
 
 
+def test_a_step_is_cut_without_a_look_at_each_of_its_units() -> None:
+    """Of pages of one token it has thousands, and the scheduler waits for it."""
+    asked: list[int] = []
+
+    def seconds(a: int, b: int) -> float:
+        asked.append(b)
+        return float(b - a)
+
+    batch = Batch[int](clock=Clock())
+    batch.add(0, Flight(["ssd"] * 10_000), seconds, lambda source: 0.25)
+    assert batch.next_step(0, 8192) == Step(0, 2000)
+    assert len(asked) < 100
+
+
 def test_what_others_of_the_batch_want_counts_as_well() -> None:
     batch = batch_of(Flight(["ssd"] * 40), Flight(["ssd"] * 40))
     assert batch.next_step(0, 32) == Step(0, 32)
