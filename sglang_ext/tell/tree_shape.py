@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Value = TypeVar("Value")
 
 #: Seconds of the scheduler's thread that one sampling may spend on reading paths.
 BUDGET_SECONDS = 0.003
@@ -18,6 +22,8 @@ BUDGET_SECONDS = 0.003
 LEAVES_AGAIN = 32
 #: Of the numbers whose largest is asked for.
 NUMBERS_IN_A_BLOCK = 1024
+#: Of what is kept by node: a copy of all of it takes as long as there are blocks, a change behind it as one of them.
+BLOCKS = 256
 
 
 class Node(NamedTuple):
@@ -36,12 +42,29 @@ class NodeUse(NamedTuple):
     latest: float  # monotonic seconds
 
 
-class TreeCopy(NamedTuple):
-    """What was known of the tree at one moment, for any thread."""
+class TreeCopy:
+    """What was known of the tree at one moment, for any thread. Whoever reads it puts it together."""
 
-    nodes: dict[int, Node]
-    uses: dict[int, NodeUse]
-    complete: bool
+    def __init__(self, nodes: Sequence[dict[int, Node]], uses: Sequence[dict[int, NodeUse]], *, complete: bool) -> None:
+        """Of both the blocks, which change no more."""
+        self._nodes = nodes
+        self._uses = uses
+        self.complete = complete
+
+    @cached_property
+    def nodes(self) -> dict[int, Node]:
+        return _joined(self._nodes)
+
+    @cached_property
+    def uses(self) -> dict[int, NodeUse]:
+        return _joined(self._uses)
+
+
+def _joined(blocks: Sequence[dict[int, Value]]) -> dict[int, Value]:
+    found: dict[int, Value] = {}
+    for block in blocks:
+        found.update(block)
+    return found
 
 
 class Shape(NamedTuple):
@@ -82,6 +105,41 @@ class _Numbers:
         return max(self._blocks[-1]) if self._blocks else 0
 
 
+class _ByNode(Generic[Value]):
+    """What is kept by node. A copy has the blocks themselves: one that a copy has is made anew before it changes."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[int, Value]] = [{} for _ in range(BLOCKS)]
+        self._copied: set[int] = set()  # blocks that a copy has
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._blocks[node_id % BLOCKS]
+
+    def get(self, node_id: int) -> Value | None:
+        return self._blocks[node_id % BLOCKS].get(node_id)
+
+    def __setitem__(self, node_id: int, value: Value) -> None:
+        self._own(node_id)[node_id] = value
+
+    def pop(self, node_id: int, default: None = None) -> Value | None:
+        return self._own(node_id).pop(node_id, default)
+
+    def copied(self) -> tuple[dict[int, Value], ...]:
+        """The blocks, as they are now for good."""
+        self._copied.update(range(BLOCKS))
+        return tuple(self._blocks)
+
+    def _own(self, node_id: int) -> dict[int, Value]:
+        number = node_id % BLOCKS
+        if number in self._copied:
+            self._copied.remove(number)
+            self._blocks[number] = self._blocks[number].copy()
+        return self._blocks[number]
+
+
 class TreeSummer:
     """Scheduler's thread."""
 
@@ -91,10 +149,10 @@ class TreeSummer:
 
     def clear(self) -> None:
         """The tree is empty now."""
-        self._nodes: dict[int, Node] = {}
+        self._nodes = _ByNode[Node]()
         self._leaves = 0
         self._unread: dict[int, None] = {}
-        self._uses: dict[int, NodeUse] = {}  # of nodes that requests ended at
+        self._uses = _ByNode[NodeUse]()  # of nodes that requests ended at
         self._again: OrderedDict[int, None] = OrderedDict()  # leaves, the next one to be read again first
         self._depths, self._tokens = _Numbers(), _Numbers()  # of all nodes
 
@@ -103,7 +161,7 @@ class TreeSummer:
         self._unread[node_id] = None
         if before is not None and (use := self._uses.get(before)) is not None and use.hits:
             self._uses[before] = use._replace(hits=use.hits - 1)
-        known = self._uses.get(node_id, NodeUse(0, 0.0))
+        known = self._uses.get(node_id) or NodeUse(0, 0.0)
         self._uses[node_id] = NodeUse(known.hits + 1, time.monotonic())
 
     def leaving(self, node_id: int) -> None:
@@ -137,8 +195,8 @@ class TreeSummer:
         )
 
     def copy(self) -> TreeCopy:
-        """What is known now. Takes a millisecond for a hundred thousand nodes."""
-        return TreeCopy(self._nodes.copy(), self._uses.copy(), not self._unread)
+        """What is known now. Takes no longer because there are more nodes."""
+        return TreeCopy(self._nodes.copied(), self._uses.copied(), complete=not self._unread)
 
     def _is_leaf(self, node_id: int) -> bool:
         node = self._nodes.get(node_id)
@@ -170,7 +228,7 @@ class TreeSummer:
             return
         if use is not None and node.parent in self._nodes:
             # Whoever used it used what is before it.
-            above = self._uses.get(node.parent, NodeUse(0, 0.0))
+            above = self._uses.get(node.parent) or NodeUse(0, 0.0)
             self._uses[node.parent] = NodeUse(above.hits + use.hits, max(above.latest, use.latest))
         self._leaves -= not node.children
         self._depths.change(node.depth, None)

@@ -32,7 +32,8 @@ class Slow:
         self.now = 1000.0
         self.turn = turn
         shape = TreeSummer(Core())
-        shape._nodes = {number: Node(0, 64, 1, 0) for number in range(1, NODES + 1)}
+        for number in range(1, NODES + 1):
+            shape._nodes[number] = Node(0, 64, 1, 0)
         self.errands = Errands()
         sampler: Any = SimpleNamespace(
             errands=self.errands,

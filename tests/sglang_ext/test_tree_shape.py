@@ -51,7 +51,7 @@ def test_leaves_that_were_evicted_are_kept_by_nobody(monkeypatch: pytest.MonkeyP
         most = max(most, len(summer._again))
     assert most <= 8 * LEAVES_AGAIN
     assert set(summer._again) <= {0, *tree.leaves}
-    assert set(summer._nodes) <= {0, *tree.leaves}
+    assert set(summer.copy().nodes) <= {0, *tree.leaves}
 
 
 class Unlisted(dict[int, Node]):
@@ -66,7 +66,7 @@ class Unlisted(dict[int, Node]):
 def test_no_sampling_goes_through_all_nodes_however_many_have_come_and_gone() -> None:
     """And it says which of those that are there is the deepest."""
     dice, summer, there = random.Random(1), TreeSummer(Tree()), dict[int, Node]()
-    summer._nodes = Unlisted()
+    summer._nodes = Unlisted()  # type: ignore[assignment]
     for number in range(1, 6000):
         there[number] = Node(0, dice.choice([16, 900, 100_000]) * dice.randrange(1, 9), dice.randrange(1, 2000), 1)
         summer._enter(number, there[number])
@@ -85,3 +85,26 @@ def test_no_sampling_goes_through_all_nodes_however_many_have_come_and_gone() ->
     for number in list(there):
         summer.leaving(number)
     assert summer.sample()[:4] == (0, 0, 0, 0)
+
+
+def test_a_copy_is_of_its_moment_whatever_comes_and_goes_behind_it() -> None:
+    """And of what it is made of, as much is made anew as changes."""
+    dice, summer, there = random.Random(1), TreeSummer(Tree()), dict[int, Node]()
+    copies = []
+    for number in range(1, 4000):
+        there[number] = Node(0, number, 1, 0)
+        summer._enter(number, there[number])
+        summer.note(number)
+        if dice.random() < 0.3:
+            gone = dice.choice(list(there)[-300:])
+            summer._strike_out(gone)
+            del there[gone]
+        if number % 500 == 0:
+            copies.append((summer.copy(), dict(there)))
+    for copy, known in copies:
+        assert copy.nodes == known
+        assert set(copy.uses) == set(known)
+    before = summer.copy()
+    summer._enter(1, Node(0, 7, 1, 0))
+    anew = [one is not other for one, other in zip(before._nodes, summer.copy()._nodes, strict=True)]
+    assert sum(anew) == 1
