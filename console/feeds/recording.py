@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.figures import size
 
 from . import entries
@@ -105,8 +106,8 @@ class RecordingFeed(Feed):
         self._before = None if reason else found
         if reason:
             self._write(now, FrameKind.LOST, reason)
-        if look.items:
-            self._write(now, FrameKind.EVENTS, look.items)
+        if look.items and self._write(now, FrameKind.EVENTS, look.items):
+            self._write(now, FrameKind.EVENTS, tuple(map(_recordable, look.items)))
 
     def _write(self, at: float, kind: FrameKind, content: Any) -> str:
         """Why it cannot be recorded; empty: it is, or nothing is any more. Neither a disk that is full nor what no file
@@ -132,6 +133,17 @@ class RecordingFeed(Feed):
 
     def _at(self) -> float:
         return self._monotonic() - self._began
+
+
+def _recordable(item: StreamEvent | Gap) -> StreamEvent | Gap:
+    """The event; or, where no file can hold it, that it is missing."""
+    if isinstance(item, Gap):
+        return item
+    try:
+        msgspec.msgpack.encode(item)
+    except Exception:  # noqa: BLE001 - as in `_write`
+        return Gap(server=item.server, rank=item.rank, first=item.sequence or None, last=item.sequence)
+    return item
 
 
 def _timeless(view: Any) -> Any:

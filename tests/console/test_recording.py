@@ -497,3 +497,19 @@ def test_a_forgotten_recording_ends(tmp_path: Path) -> None:
     assert "has grown to" in recording.name
     assert (tmp_path / "a.rec").stat().st_size < 60_000
     assert RecordedFeed(tmp_path / "a.rec").player.length > 1
+
+
+def test_an_event_that_no_file_can_hold_is_a_gap_among_the_others(tmp_path: Path) -> None:
+    class Feed(ChangingFeed):
+        def look(self) -> Look:
+            look = super().look()
+            (event,) = look.items
+            too_large = msgspec.structs.replace(event, sequence=100, fields={"pages": 1 << 70})
+            items = (event, too_large, msgspec.structs.replace(event, sequence=101))
+            return msgspec.structs.replace(look, items=items)
+
+    (look,) = record(tmp_path / "one", 1, Feed())
+    with closing(Tape(tmp_path / "one")) as tape:
+        before, too_large, behind = look.items
+        gap = Gap(server=too_large.server, rank=too_large.rank, first=100, last=100)
+        assert tape.items(None, 0, 10) == (before, gap, behind)
