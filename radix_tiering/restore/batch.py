@@ -376,7 +376,7 @@ class Batch(Generic[Request]):
         every unit of it. `room(request)`: units that may be loaded for it now; None: `most`, for everybody."""
         now = self._clock()
         self._pick[source] = most
-        waiting = [request for request, member in self._members.items() if member.flight.absent_from(source)]
+        waiting = [request for request, member in self._members.items() if member.flight.lacks(source)]
         # What may be loaded is worked out for the first of them alone, mostly: there may be many.
         for request in self._in_turn(waiting, source):
             member = self._members[request]

@@ -217,6 +217,10 @@ class Flight:
         """Absent units from `start` on that this source can bring."""
         return self._wanted.get(source, b"").count(1, max(start, self._observed))
 
+    def lacks(self, source: str) -> bool:
+        """Whether this source can bring an absent unit."""
+        return self._wanted.get(source, b"").find(1, self._observed) >= 0
+
     def wanted(self, source: str, start: int, end: int) -> np.ndarray:
         """Which of units `[start, end)`, that may lie behind the last one, are absent and can come from this source:
         bool [units]."""

@@ -366,3 +366,12 @@ def test_where_units_come_from_is_said_for_each(sources: list[str | None], data:
     assert [flight.absent_from(source) for source in ("a", "b")] == [
         sum(flight[unit] is Unit.ABSENT and sources[unit] == source for unit in range(start)) for source in ("a", "b")
     ]
+
+
+def test_who_waits_is_known_without_counting_what_each_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, counted = Batch[int](), list[str]()
+    for number in range(64):
+        batch.add(number, Flight(["ssd"] * 100))
+    monkeypatch.setattr(Flight, "absent_from", lambda self, source, start=0: counted.append(source) or 100)
+    assert batch.next_load("ssd", 8) == Pick(0, range(92, 100))
+    assert len(counted) < 8
