@@ -221,6 +221,10 @@ class TierStack:
         """How many pages from the start of `keys` are held somewhere: a hint, taken without waiting for anything."""
         return self.table.probe(self.digest, keys)
 
+    def branches(self, keys: Sequence[bytes]) -> list[int]:
+        """Of a chain that is held: behind how many of its pages another one follows than the next; likewise."""
+        return self.table.branches(self.digest, keys)
+
     def last_held(self, keys: Sequence[bytes]) -> int | None:
         """The last of these pages, which are no chain, that is held somewhere; likewise."""
         return self.table.last_held(self.digest, keys)

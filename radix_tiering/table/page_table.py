@@ -41,9 +41,11 @@ from .held_page import Page
 from .kernels import (
     BATCH,
     BITS,
+    CHILD,
     DEPTH,
     FLAGS,
     LAST,
+    NEXT,
     NOTES,
     PAGES,
     PARENT,
@@ -182,6 +184,20 @@ class PageTable:
                 if page is None or not self.holds(page):
                     return at
         return held
+
+    def branches(self, namespace: bytes, keys: Sequence[bytes]) -> list[int]:
+        """Of a chain, as far as it is held: behind how many of its pages another one follows than the next of the
+        chain. A hint, as `find`."""
+        root = self.book.roots.get(namespace)
+        if root is None or not keys:
+            return []
+        state, rows = self._rows.state, np.empty(len(keys), np.int64)
+        rows = rows[: kernels.find_chain(*state, root, as_keys(keys), rows)]
+        youngest = state[0][rows, CHILD]
+        alone = state[0][youngest, NEXT] < 0  # of none, too, as is asked next
+        following = np.append(rows[1:], -1)[: len(rows)]
+        found: list[int] = (np.flatnonzero((youngest >= 0) & ~(alone & (youngest == following))) + 1).tolist()
+        return found
 
     def last_held(self, namespace: bytes, keys: Sequence[bytes]) -> int | None:
         """The last of these pages, no chain, that has a whole copy that counts. A hint, as `find`."""

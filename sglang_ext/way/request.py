@@ -167,9 +167,11 @@ class TieredRequest:
     def _held_with_state(self, keys: Sequence[bytes], states: StatePool) -> int:
         """The longest part of these pages, from the first on, that is held with a state behind it, and ends inside no
         image: behind a shorter part its state is another's."""
-        for most in range(self.stack.probe(keys), 0, -ENDS_TOGETHER):
-            lengths = range(max(0, most - ENDS_TOGETHER) + 1, most + 1)
-            ends = [pages for pages in lengths if self._between_images(pages) == pages]
+        # A state's first page follows the page that it is behind, so behind most pages there is none to be hashed for.
+        branches = self.stack.branches(keys[: self.stack.probe(keys)])
+        lengths = [pages for pages in branches if self._between_images(pages) == pages]
+        for end in range(len(lengths), 0, -ENDS_TOGETHER):
+            ends = lengths[max(0, end - ENDS_TOGETHER) : end]
             # Of a state that has its last page, all are there: no page outlives its prefix.
             held = self.stack.last_held([state_key(keys[pages - 1], states.pages - 1) for pages in ends])
             if held is not None:

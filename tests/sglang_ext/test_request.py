@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+from swift_tiers.sglang_ext.way import request as request_module
 from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage, images_of
 
 HASHES = [f"{page:02x}" for page in range(4)]
@@ -153,6 +154,27 @@ def test_a_prefix_is_promised_with_its_state_or_not_at_all(asked: list[str], pro
     request = waiting(stack, {})
     request.state_pages = 2
     assert request.promised(asked) == promised
+
+
+def test_a_state_is_looked_for_where_another_page_follows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place costs a hash on the scheduler's thread, and of a prefix of thousands few have a state."""
+    keys, hashed = [number.to_bytes(32, "big") for number in range(5000)], list[bytes]()
+
+    def named(page_key: bytes, number: int) -> bytes:
+        hashed.append(page_key)
+        return page_key + bytes([number])
+
+    monkeypatch.setattr(request_module, "state_key", named)
+    stack: Any = Restores()
+    stack.probe = lambda keys: 4000
+    stack.branches = lambda keys: [place for place in (7, 900, 3000, 4500) if place <= len(keys)]
+    states: Any = SimpleNamespace(pages=3)
+    request = TieredRequest("r", stack, {}, RequestFacts())
+    stack.last_held = lambda names: names.index(keys[899] + b"\2") if keys[899] + b"\2" in names else None
+    assert request._held_with_state(keys, states) == 900
+    stack.last_held = lambda names: None
+    assert request._held_with_state(keys, states) == 0
+    assert set(hashed) == {keys[6], keys[899], keys[2999]}
 
 
 def test_images_are_found_in_a_prompt_by_where_their_tokens_are() -> None:

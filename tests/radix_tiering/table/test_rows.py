@@ -345,6 +345,24 @@ def test_the_last_page_that_is_held_is_found_among_any() -> None:
     assert table.last_held(table.serving, keys) is None
 
 
+def test_pages_are_told_that_another_one_follows_than_the_next_of_their_chain() -> None:
+    rig = Rig(16, LEAST_RECENTLY_USED)
+    table, keys = rig.table, chain(*range(6))
+    assert table.branches(table.serving, keys) == []
+    pages = table.take_in(None, keys, LENGTH, table.tick())
+    assert table.branches(table.serving, keys) == []
+    assert table.branches(table.serving, keys[:4]) == [4]
+    for at in (1, 5):
+        table.take_in(pages[at], chain(f"beside {at}"), LENGTH, table.tick())
+    assert table.branches(table.serving, [*keys, *chain("another")]) == [2, 6]
+    beside = table.take_in(pages[1], chain("one more"), LENGTH, table.tick())
+    table.drop(pages[2])
+    assert table.branches(table.serving, keys) == [2], "what it was has left, and others follow it"
+    table.drop(beside[0])
+    assert table.branches(table.serving, keys) == [2]
+    assert table.branches(b"m" * 16, keys) == table.branches(table.serving, []) == []
+
+
 def test_rows_that_are_free_are_taken_before_the_table_grows() -> None:
     rig = Rig(260, LEAST_RECENTLY_USED)
     table = rig.table
