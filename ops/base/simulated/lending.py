@@ -138,6 +138,7 @@ class BorrowedMemory(LentMemory):
         self._counters = {link: LinkCounters() for link in links}
         self._book = PlaceBook(runner)
         self._known: set[str] = set()  # donors
+        self._leaving: set[LeaseKey] = set()  # leases of which it is not found out yet what is to be saved
         self._listener: TierListener
         self._wake = runner.condition()
         self._jobs: dict[Urgency, deque[Callable[[], object]]] = {urgency: deque() for urgency in Urgency}
@@ -196,7 +197,8 @@ class BorrowedMemory(LentMemory):
 
     def read(self, reads: Sequence[Read]) -> None:
         for one in reads:
-            urgency = Urgency.SAVING if one.saving else Urgency.READING
+            saving = one.saving or one.copy.place.key in self._leaving  # who reads one of these saves it by that
+            urgency = Urgency.SAVING if saving else Urgency.READING
             self._use(urgency, one.copy.place, partial(self._read, one, self._runner.monotonic()))
 
     def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
@@ -251,18 +253,20 @@ class BorrowedMemory(LentMemory):
             self._listener.room()
         elif isinstance(effect, LeaseRecalled):
             self._book.close(effect.key)
-            self._list(self._listener.leaving(effect.key, effect.until))
+            self._leaving.add(effect.key)
+            self._list(effect.key, self._listener.leaving(effect.key, effect.until))
         elif isinstance(effect, LeaseEnded):
             self._book.forget(effect.key)
             self._listener.gone(effect.key, f"the lease was {effect.ended.value}")
 
-    def _list(self, steps: Iterator[None]) -> None:
+    def _list(self, key: LeaseKey, steps: Iterator[None]) -> None:
         """Have it found out what is to be saved of a lease, a step whenever nothing else is to be saved."""
 
         def step() -> None:
             for _ in steps:
-                self._list(steps)
+                self._list(key, steps)
                 return
+            self._leaving.discard(key)
 
         self._do(Urgency.LISTING, step)
 
