@@ -73,11 +73,12 @@ class RestoringAdder(PrefillAdder):
         if taken:
             return AddReqResult.OTHER
         # No batch is without anything to compute: one that is copied first begins with its first page.
-        step = Step(jump, jump + 1 if first else wrapper.agree(request, jump).end)
+        agreed = Step(jump, jump + 1) if first else wrapper.agree(request, jump)
+        step = Step(jump, agreed.end)
         budget = self.rem_chunk_tokens
         limit = self._limit(req, request, step, req.prefix_len + req.host_hit_length)
-        if step.end <= jump or limit <= 0:
-            return AddReqResult.OTHER
+        if agreed.end <= agreed.jump or limit <= 0:
+            return AddReqResult.OTHER  # where all has come since it was looked for, too: it is taken in the next round
         # SGLang compares with a length in whole pages, and would have the rest of the last page computed by itself.
         most = min(budget, self.ceil_paged_tokens(limit))
         self.rem_chunk_tokens = most

@@ -347,6 +347,33 @@ def partly_in_memory(s):
     return log, s.details(req)
 
 
+def all_comes_before_it_is_admitted(s):
+    """After SGLang has looked for its pages."""
+    question = prompt(27)
+    (answer,) = to_ssd(s, question)
+    wrapper = s.cache.linker
+    agree, delivered = wrapper.agree, []
+
+    def late(request, front):
+        while not delivered and s.linker.stack.restorer.present(request.restore, 0) < request.pages:
+            link.deliver(100)
+        delivered.append(front)
+        return agree(request, front)
+
+    with Link(s) as link:
+        wrapper.agree = late
+        try:
+            req = s.add(question)
+            s.linker.stack.restorer.flush()
+            log = extends(s, None, 0)
+        finally:
+            wrapper.agree = agree
+    assert delivered[0] == 0
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req)
+
+
 class NoRoom:
     """The device has no room for pages from below, so many times."""
 
@@ -590,6 +617,12 @@ def test_it_meets_where_the_link_lets_it(scheduler, pages_a_step: int) -> None:
     assert 0 < met < 992, "one of both has done everything"
     assert (last_start, last_length) == (992, 8)
     assert details == {"device": 0, "host": 0, "ssd": 992 - met}
+
+
+def test_nothing_is_computed_of_what_comes_before_it_is_admitted(scheduler) -> None:
+    log, details = scheduler(all_comes_before_it_is_admitted)
+    assert log == [(992, 8)]
+    assert details == {"device": 0, "host": 0, "ssd": 992}
 
 
 def test_others_go_on_while_it_waits_for_a_page(scheduler) -> None:

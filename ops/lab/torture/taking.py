@@ -112,10 +112,11 @@ class Taking:
                 if promised == pages and not begun:  # the rest has come meanwhile
                     return self._admitted(restore, keys)
                 step = restorer.step(restore, promised)
+                goes_on = begun or step.end > step.jump  # else all that is left has come since it was looked for
                 jump = step.jump if begun else promised
                 step = Step(jump, max(jump, step.end))
                 copy: Any = None
-                if jump > front and (begun or step.end > jump):
+                if jump > front and goes_on:
                     first, count = front, jump - front
                     if self._draw.random() < self.withdraws:
                         restorer.places(restore, first, jump)
@@ -126,7 +127,7 @@ class Taking:
                     if self.meanwhile is not None:
                         self.meanwhile()
                         self._pause()
-                if begun or step.end > step.jump:
+                if goes_on:
                     restorer.take(restore, step)
                     begun = True
                     if copy is not None:
