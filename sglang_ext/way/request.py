@@ -48,7 +48,7 @@ class TieredRequest:
     """One request, as far as the tiers serve it. Scheduler's thread; nothing here raises but `places`.
 
     What every rank has to know alike is agreed on and set from outside: `agreed`, `computes`, `by_layers`, `drains`,
-    `pages`. The restore is this rank's own; without one, for an error on this rank alone, the others decide.
+    `pages`, `put_off`. The restore is this rank's own; without one, for an error on this rank alone, the others decide.
     """
 
     __slots__ = (
@@ -74,6 +74,7 @@ class TieredRequest:
         "lost_ahead",
         "number",
         "pages",
+        "put_off",
         "req",
         "restarts",
         "restore",
@@ -124,6 +125,7 @@ class TieredRequest:
         self.loads_ahead: list[int] = []  # by index: of its pages, ahead of the batch that computes what follows them
         self.ahead = False  # there have been such since its last batch, on every rank
         self.lost_ahead = False  # one of them went wrong on this rank: its next batch is to fail
+        self.put_off = False  # it was not admitted once, since all of its pages had come after SGLang's look for them
         self.pages = 0  # of its prefix below the device, of which every rank knows: some may know of more
         self.restore: Restore | None = None
         self.given_up = False  # nothing of it is to be used any more; it is kept as long as something is copied from it

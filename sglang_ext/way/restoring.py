@@ -77,8 +77,13 @@ class RestoringAdder(PrefillAdder):
         step = Step(jump, agreed.end)
         budget = self.rem_chunk_tokens
         limit = self._limit(req, request, step, req.prefix_len + req.host_hit_length)
-        if agreed.end <= agreed.jump or limit <= 0:
-            return AddReqResult.OTHER  # where all has come since it was looked for, too: it is taken in the next round
+        if step.end <= jump or limit <= 0:
+            return AddReqResult.OTHER
+        if agreed.end <= agreed.jump and not request.put_off:
+            # What is left has come since SGLang looked for it, and is promised in the next round. Once: SGLang may not
+            # want all that has come.
+            request.put_off = True
+            return AddReqResult.OTHER
         # SGLang compares with a length in whole pages, and would have the rest of the last page computed by itself.
         most = min(budget, self.ceil_paged_tokens(limit))
         self.rem_chunk_tokens = most

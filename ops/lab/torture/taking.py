@@ -93,7 +93,7 @@ class Taking:
 
     def _followed_through(self, restore: Restore, keys: Sequence[bytes], until: float) -> How:
         restorer, memory = self.stack.restorer, dict[int, np.ndarray]()
-        front, begun, pages = 0, False, len(restore.flight)
+        front, begun, put_off, pages = 0, False, False, len(restore.flight)
         copies: list[Any] = []  # under way
         results: list[bool] = []
         rounds = 0
@@ -112,7 +112,9 @@ class Taking:
                 if promised == pages and not begun:  # the rest has come meanwhile
                     return self._admitted(restore, keys)
                 step = restorer.step(restore, promised)
-                goes_on = begun or step.end > step.jump  # else all that is left has come since it was looked for
+                # What is left may have come since it was looked for: then it waits for the next look, once.
+                goes_on = begun or step.end > (promised if put_off else step.jump)
+                put_off = put_off or step.end > promised
                 jump = step.jump if begun else promised
                 step = Step(jump, max(jump, step.end))
                 copy: Any = None
