@@ -167,6 +167,12 @@ def test_each_request_is_verified_by_the_digests_of_its_own_pages() -> None:
     assert order == ["copied", ("a", 3, [0, 1], [[4, -4], [5, -5]]), ("b", 0, [7], [[9, -9]])]
 
 
+def load(*pages: int) -> list[Load]:
+    """A batch of one load, of these pages."""
+    restore: Any = SimpleNamespace()
+    return [Load(None, restore, 0, Places(np.arange(len(pages))), OnTheWay(torch.tensor(pages)))]
+
+
 def test_a_batch_that_was_given_up_is_not_copied_by_the_next_thread() -> None:
     """Two wait when the thread dies. Both are answered as failed, and their slots become others'; the thread that the
     next load starts finds the second one in its queue."""
@@ -179,10 +185,6 @@ def test_a_batch_that_was_given_up_is_not_copied_by_the_next_thread() -> None:
             raise SystemExit  # which threads end by without a word
         for layer in range(LAYERS):
             layer_done(layer, None)
-
-    def load(*pages: int) -> list[Load]:
-        restore: Any = SimpleNamespace()
-        return [Load(None, restore, 0, Places(np.arange(len(pages))), OnTheWay(torch.tensor(pages)))]
 
     loader = make_loader(copy_in)
     loader._stack.events = SimpleNamespace(emit=lambda *_, **__: None)  # type: ignore[assignment]
@@ -204,10 +206,6 @@ def test_a_batch_that_the_thread_died_of_is_over_when_there_is_another_thread() 
             raise SystemExit  # which threads end by without a word
         for layer in range(LAYERS):
             layer_done(layer, None)
-
-    def load(*pages: int) -> list[Load]:
-        restore: Any = SimpleNamespace()
-        return [Load(None, restore, 0, Places(np.arange(len(pages))), OnTheWay(torch.tensor(pages)))]
 
     loader = make_loader(copy_in)
     loader._stack.events = SimpleNamespace(emit=lambda *_, **__: None)  # type: ignore[assignment]
