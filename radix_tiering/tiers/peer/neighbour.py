@@ -80,12 +80,14 @@ class Neighbour:
     def queued(self) -> int:
         return len(self.demotes) + len(self.reads) + len(self.landings) + len(self.writes)
 
-    def put(self, job: Job) -> None:
-        """Let a job wait."""
+    def put(self, job: Job, *, recalled: bool = False) -> None:
+        """Let a job wait. `recalled`: its lease is: who wants a page saves it by that."""
         if isinstance(job, PeerWrite):
             self.writes.put(job)
         elif isinstance(job, Land):
             self.landings.put(job)
+        elif recalled:
+            self.demotes.put(replace(job, demote=True))
         else:
             (self.demotes if job.demote else self.reads).put(job)
 
@@ -97,9 +99,9 @@ class Neighbour:
         return taken
 
     def recall(self, key: LeaseKey) -> list[Job]:
-        """Take out what waits for places of a lease that is recalled, but reads: who wants a page saves it by that."""
+        """Take out what waits for places of a lease that is recalled, but reads, which `put` tells of."""
         for job in self.reads.of(key):
-            self.demotes.put(replace(job, demote=True))
+            self.put(job, recalled=True)
         return [*self.landings.of(key), *self.writes.of(key)]
 
     @property

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +31,7 @@ from ...lending.leases.effects import (
 from ..host.landing import Landing
 from ..tier import TierListener
 from .copier import Copier
-from .jobs import CLOSING, FAILED, LEASE_ENDED, Job, Land, PeerRead, PeerWrite
+from .jobs import CLOSING, FAILED, LEASE_ENDED, Job, Land, PeerWrite
 from .neighbour import LENDS_NO_MORE, MISTRUST_SECONDS, UNSUITED_SECONDS, Neighbour
 from .outgoing import OutgoingMemory
 from .places import PlaceBook
@@ -181,7 +181,8 @@ class PeerWorker:
             self.copier.abandon(neighbour, CLOSING)
             self.copier.refuse(neighbour.take(), CLOSING)
             neighbour.end()
-        self.copier.refuse(list(self._inbox), CLOSING)
+        landings = [job for leaving in self._leaving.values() for job in leaving.landings]
+        self.copier.refuse([*landings, *self._inbox], CLOSING)
 
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do it; how long to wait next."""
@@ -223,10 +224,8 @@ class PeerWorker:
             neighbour = self.neighbours.get(job.place.key.donor)
             if neighbour is None or not job.covered or self._book.run(job.place.key) is None:
                 refused.append(job)
-            elif job.place.key in self._leaving and isinstance(job, PeerRead):
-                neighbour.put(replace(job, demote=True))  # as those that waited when it was recalled
             else:
-                neighbour.put(job)
+                neighbour.put(job, recalled=job.place.key in self._leaving)
         self.copier.refuse(refused)
 
     def _work(self, now: float) -> bool:

@@ -194,6 +194,31 @@ def test_jobs_that_wait_are_refused_when_their_lease_is_recalled(room) -> None:
     assert memory.used_slots == held, "a slot was given back twice, or not at all"
 
 
+def test_what_waited_to_land_from_a_recalled_lease_is_answered_when_it_closes(room) -> None:
+    """It waits until all that is to be saved of the lease has been asked for, which closing may come before."""
+    donor = room.donor(pages=8, bandwidth=1.0, device=FakeDeviceMemory("GPU-a"), timing=LONG)
+    memory, _ = landing()
+    borrower = borrower_on_device(room, memory, timing=LONG)
+    borrower.borrow({"d": donor.address}, 8)
+    place, worker = borrower.write(1), borrower.tier._worker
+    waits = borrower.land(place)
+    wait_for(lambda: len(worker.neighbours["d"].landings))
+    closing, saved = threading.Thread(target=borrower.close), []
+
+    def save(key):
+        saved.append(borrower.begin_read(place, page_digest(borrower.page(1)), saving=True)[0])
+        closing.start()
+        wait_for(lambda: worker._closing)
+        yield
+
+    borrower.on_recall = save
+    donor.recall(8 * PAGE)
+    assert waits.wait() == (ReadOutcome.CANCELLED, -1)
+    closing.join(60)
+    assert [answer.wait() for answer in saved] == [ReadOutcome.OK]
+    assert memory.used_slots == 0
+
+
 def test_a_device_that_fails_costs_the_pages_and_no_more(room) -> None:
     donor = room.donor(pages=16, device=FakeDeviceMemory("GPU-a"))
     memory, accelerator = landing()
