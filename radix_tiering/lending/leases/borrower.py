@@ -154,12 +154,24 @@ class Borrower:
 
     def _ask(self, now: float) -> Outputs:
         """Ask for what is missing, of those who offer; most of it of those who have lent least."""
-        missing = max(0, self._wanted - sum(link.held + link.asked for link in self._links.values()))
+        held = sum(link.held for link in self._links.values())
+        missing = max(0, self._wanted - held - sum(link.asked for link in self._links.values()))
+        wanted = self._split(missing, now)
         for link in self._links.values():
-            link.want(missing, now)
+            link.want(wanted.get(link.donor, 0), now, enough=held >= self._wanted)
         offers = [link for link in self._links.values() if link.may_ask] if missing else []
         outputs: Outputs = []
         for donor, amount in share(missing, {link.donor: Ask(link.held, link.offered) for link in offers}).items():
             if amount:
                 outputs += self._links[donor].ask(amount, now)
         return outputs
+
+    def _split(self, missing: int, now: float) -> dict[str, int]:
+        """What is wanted of each donor: all of it together once, since each makes room for what it is told. Of those
+        that had nothing lately, as much as tells when they have something again."""
+        joined = [link for link in self._links.values() if link.state is LinkState.JOINED]
+        parts = share(missing, {link.donor: Ask(link.held, 0 if link.dry(now) else missing) for link in joined})
+        return {
+            link.donor: max(parts[link.donor], min(link.unit_bytes, missing)) if link.dry(now) else parts[link.donor]
+            for link in joined
+        }

@@ -232,8 +232,8 @@ class Donor:
         return list(self._borrowers)
 
     def wanted_bytes(self, run_bytes: int) -> int:
-        """What all borrowers for whom a run of so many bytes would do would like more, as they last said; other donors
-        may be asked for the same. At most MOST_WANTED, whatever they say."""
+        """What all borrowers for whom a run of so many bytes would do would like more of this donor, as they last said.
+        At most MOST_WANTED, whatever they say."""
         wanted = sum(session.wanted for session in self._borrowers.values() if run_bytes % session.page_bytes == 0)
         return min(wanted, MOST_WANTED)
 

@@ -40,7 +40,7 @@ from .messages import (
     Welcome,
     in_parts,
 )
-from .timing import RENEWALS_PER_TERM, Timing, borrower_end
+from .timing import HEARTBEATS_TO_OFFER, RENEWALS_PER_TERM, Timing, borrower_end
 
 Outputs = list[Send | BorrowerEffect]
 
@@ -72,7 +72,7 @@ class Link:
         self.epoch = 0  # the donor's; 0 while none is known
         self.unit_bytes = 0
         self.offered = 0
-        self.wanted = 0
+        self.wanted = 0  # of this donor
         self.heard = -math.inf
         self.leases: dict[int, Lease] = {}
         self.wake = now
@@ -85,6 +85,8 @@ class Link:
         self._hello_again = now
         self._refused: str | None = None
         self._heartbeat_at = math.inf
+        self._said = 0  # what the donor takes for wanted, as far as is known here
+        self._offers_until = math.inf  # when it is dry, if it has offered nothing by then
         self._request: _Pending | None = None
         self._request_again = math.inf
         self._renew_at = math.inf
@@ -93,12 +95,18 @@ class Link:
 
     # What the borrower's server does
 
-    def want(self, wanted_bytes: int, now: float) -> None:
-        """What is still wanted, from any donor. Who begins to want says so at once, to get an offer."""
-        if wanted_bytes and not self.wanted and self.state is LinkState.JOINED:
+    def want(self, wanted_bytes: int, now: float, *, enough: bool = False) -> None:
+        """What is wanted of this donor beyond what it has lent. Where it is much more than it knows, or nothing more,
+        it is told at once: to make room for it, or none. `enough`: no other donor is asked for it just now, either."""
+        self.wanted = wanted_bytes
+        news = self._said > 0 if enough else wanted_bytes >= 2 * self._said and wanted_bytes > 0
+        if news and self.state is LinkState.JOINED:
             self._heartbeat_at = now
             self._wake_at(now)
-        self.wanted = wanted_bytes
+
+    def dry(self, now: float) -> bool:
+        """Whether it was told that something is wanted, and has had none of it for as long as it may take."""
+        return self._said > 0 and now >= self._offers_until
 
     @property
     def may_ask(self) -> bool:
@@ -127,6 +135,7 @@ class Link:
     def ask(self, wanted_bytes: int, now: float) -> Outputs:
         self._request = _Pending(next(self._nonces), wanted_bytes, now)
         self.offered -= wanted_bytes
+        self._said = max(self._said, wanted_bytes)
         return [self._send_request(now)]
 
     def release(self, lease: int, now: float) -> Outputs:
@@ -188,6 +197,8 @@ class Link:
         match body:
             case Offer():
                 self.offered = body.free_bytes
+                if self.offered:
+                    self._has_some(now)
             case Grant():
                 return self._grant(body, now)
             case Renewed():
@@ -205,6 +216,9 @@ class Link:
             outputs.append(self._to(Hello(self._hello, self._page_bytes), epoch=0))
         if now >= self._heartbeat_at and self.state is LinkState.JOINED:
             self._heartbeat_at = now + self._timing.heartbeat
+            if self.wanted and not self._said:
+                self._has_some(now)  # as long as nothing else is known
+            self._said = self.wanted
             outputs.append(self._to(Heartbeat(self.wanted)))
         if self._request is not None and now >= self._request.sent + self._term / 2:
             self._request = None  # too little of the term would be left; a late grant is returned
@@ -226,8 +240,12 @@ class Link:
         self._hello_again = now
         self._heartbeat_at = math.inf
         self._request = None
-        self.offered = 0
+        self.offered = self._said = 0
         self._wake_at(now)
+
+    def _has_some(self, now: float) -> None:
+        """The donor has something to lend, or might have."""
+        self._offers_until = now + HEARTBEATS_TO_OFFER * self._timing.heartbeat
 
     def _welcome(self, epoch: int, welcome: Welcome, now: float) -> Outputs:
         if self.state is not LinkState.SEEKING or welcome.nonce != self._hello:
@@ -289,6 +307,9 @@ class Link:
             return self._returns(refused)
         self._request = None
         self._term = grant.term
+        self._has_some(now)
+        granted_bytes = sum(extent.length for granted in grant.leases for extent in granted.extents)
+        self._said = max(0, self._said - granted_bytes)
         if self.state is LinkState.LEAVING:
             return self._give_back(grant, now)
         end = borrower_end(request.sent, grant.term)

@@ -30,11 +30,13 @@ def share(amount: int, asks: Mapping[Key, Ask]) -> dict[Key, int]:
     there are asks, unless the asks do not reach that far.
     """
 
-    def given(level: int) -> dict[Key, int]:
-        return {key: min(max(level - ask.held, 0), ask.wanted) for key, ask in asks.items()}
-
-    low, high = 0, max((ask.held + ask.wanted for ask in asks.values()), default=0)
-    while low < high:
-        level = (low + high + 1) // 2
-        low, high = (level, high) if sum(given(level).values()) <= amount else (low, level - 1)
-    return given(low)
+    # Up to which level of holding all that lack get something: it rises until one has what it wants, or another lacks.
+    level = total = lacking = 0
+    turns = [(ask.held, 1) for ask in asks.values()] + [(ask.held + ask.wanted, -1) for ask in asks.values()]
+    for turn, change in sorted(turns):
+        if total + lacking * (turn - level) > amount:
+            level += (amount - total) // lacking
+            break
+        total += lacking * (turn - level)
+        level, lacking = turn, lacking + change
+    return {key: min(max(level - ask.held, 0), ask.wanted) for key, ask in asks.items()}

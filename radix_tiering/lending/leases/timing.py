@@ -15,6 +15,8 @@ import msgspec
 RENEWALS_PER_TERM = 5
 #: A recalled lease is to be returned within this part of the bound; the rest is for the messages' way.
 RECALL_PART = 0.8
+#: Heartbeats that a donor which was told what is wanted of it has for offering something; it makes room for it first.
+HEARTBEATS_TO_OFFER = 2
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

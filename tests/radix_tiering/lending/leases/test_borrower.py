@@ -369,3 +369,48 @@ def test_a_donor_that_cannot_be_talked_to_is_told_once_and_asked_again() -> None
 def test_a_donor_is_connected_once(pair: Pair) -> None:
     with pytest.raises(ValueError, match="connected already"):
         pair.borrower.connect("d", pair.now)
+
+
+def wanted_of(pair: Pair, *donors: str) -> list[int]:
+    """What each donor makes room for."""
+    return [pair.machines[donor].wanted_bytes(RUN) for donor in donors]
+
+
+def test_donors_make_room_for_what_is_wanted_once() -> None:
+    donors = ("d", "e", "f", "g")
+    pair = Pair(donors=donors)
+    pair.want(8 * RUN)
+    assert wanted_of(pair, *donors) == [2 * RUN] * 4
+
+
+def test_who_has_something_to_lend_is_asked_for_what_others_have_not() -> None:
+    donors = ("d", "e", "f", "g")
+    pair = Pair(donors=donors)
+    pair.want(8 * RUN)
+    looks = 0
+    while pair.borrower.held_bytes < 8 * RUN:
+        looks += 1
+        assert looks < 12, f"{pair.borrower.held_bytes} bytes are lent after {looks / 4} s"
+        pair.advance(0.25)
+        (wanted,) = wanted_of(pair, "g")
+        pair.stock(-(-wanted // RUN), donor="g")
+    # Each of the others would tell at once if it had something, and makes room for no more than that.
+    assert all(wanted <= PAGE for wanted in wanted_of(pair, "d", "e", "f"))
+
+
+def test_donors_are_told_at_once_that_nothing_more_is_wanted() -> None:
+    pair = Pair(donors=("d", "e"))
+    pair.want(4 * RUN)
+    pair.stock(4, donor="e")
+    assert pair.borrower.held_bytes == 4 * RUN
+    assert wanted_of(pair, "d", "e") == [0, 0]
+
+
+def test_a_donor_that_had_nothing_is_asked_for_all_when_it_has_something() -> None:
+    pair = Pair(donors=("d", "e"))
+    pair.want(8 * RUN)
+    pair.advance(3)
+    assert wanted_of(pair, "d", "e") == [PAGE, PAGE], "nobody has anything"
+    pair.stock(1, donor="e")
+    pair.advance(0.5)
+    assert wanted_of(pair, "d", "e") == [PAGE, 7 * RUN]
