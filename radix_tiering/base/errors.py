@@ -25,6 +25,10 @@ class CommandRefusedError(SwiftTiersError):
     """A command of an operator that is not carried out. The message says why, and what would be."""
 
 
+class CommandTooLateError(CommandRefusedError):
+    """The deadline of a command passed before it was begun."""
+
+
 class DamagedPageError(SwiftTiersError):
     """A page was being copied to the device, and is not what it was. The load fails: nothing is answered from it."""
 

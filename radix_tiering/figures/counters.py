@@ -259,7 +259,7 @@ def _ended(help: str, outcome: str) -> Any:
 class RestoreFigures(Figures, Generic[Gap]):
     """Requests that waited for pages from below the device."""
 
-    restores_started: int | Gap = counter("requests that waited for pages from below the device")
+    restores_started: int | Gap = counter("requests of which pages were found below the device")
     restores_completed: int | Gap = _ended("every page that was found came up in time", "completed")
     restores_cut_short: int | Gap = _ended("some pages did not come up: damaged, lost, or no room", "cut short")
     restores_split: int | Gap = _ended("a part was computed while the rest came up", "split")

@@ -396,11 +396,14 @@ class PageTable:
         """New pages of the namespace that is served, of `length` bytes, one behind the other after `parent` (None: from
         the beginning of a sequence), whose bytes begin to arrive in host memory: as many of them as it has room for, by
         `take_slot`, up to the first that is held."""
-        root = self._root(self.serving, length)
+        row = self._root(self.serving, length)
+        if row < 0:
+            return []
+        # First: where there is no memory for more rows, no slot is lost.
+        self._rows.make_room(len(keys))
         slots = np.array(self.take_slots(len(keys), now), np.int64)
-        self._rows.make_room(len(slots))
         handles = np.empty(len(slots), np.int64)
-        row = root if parent is None else parent.row
+        row = row if parent is None else parent.row
         taken = self._call(kernels.take_in, row, as_keys(keys[: len(slots)]), slots, now, handles)
         rows = handles[:taken] & 0xFFFFFFFF
         self.of[HOST].begun(rows, slots[:taken], self.flushes)  # type: ignore[attr-defined]

@@ -123,10 +123,11 @@ class Intake:
                 self._table.refresh(anchor, now)
                 # Nothing may evict the prefix between here and the first child's entry.
                 self._table.pin(anchor)
-            put = self._take_in(keys, parent, anchor, now, behind)
-            if anchor is not None:
-                self._table.unpin(anchor)
-        return put
+            try:
+                return self._take_in(keys, parent, anchor, now, behind)
+            finally:
+                if anchor is not None:
+                    self._table.unpin(anchor)
 
     def _take_in(self, keys: Sequence[bytes], parent: bytes, anchor: Page | None, now: int, behind: int) -> Put:
         """Of `keys`, which follow `anchor`, or nothing where `parent` says so, those that are not held."""
@@ -142,7 +143,11 @@ class Intake:
         known = len(pages)
         for start in range(len(held), len(keys), BATCH):
             some = keys[start : start + BATCH]
-            taken = self._table.take_in(before, some, self._host.geometry.page_bytes, now)
+            try:
+                taken = self._table.take_in(before, some, self._host.geometry.page_bytes, now)
+            except MemoryError:
+                # The table could not grow: a lack like another. Those that were taken before have to be told of.
+                taken = []
             pages += taken
             if len(taken) < len(some):
                 break

@@ -274,10 +274,12 @@ class Reads(Generic[Waiter]):
             return comes
         # Pinned first: making room must not take it along.
         self._table.pin(page)
-        slot = self._table.take_slot(None if page.kept else page.last_use)
-        if slot is not None:
-            self._table.begin(page, HOST, slot)
-        self._table.unpin(page)
+        try:
+            slot = self._table.take_slot(None if page.kept else page.last_use)
+            if slot is not None:
+                self._table.begin(page, HOST, slot)
+        finally:
+            self._table.unpin(page)
         if slot is None:
             return False
 

@@ -215,6 +215,11 @@ class Restore:
             self.come_from(HOST, run, Unit.PRESENT)
 
     @property
+    def with_tokens(self) -> int:
+        """How many of `keys`, from the first one on, stand for tokens."""
+        return len(self.keys) - self.beside
+
+    @property
     def reach(self) -> int:
         """Whole pages of its request, as far as known."""
         return len(self.prefix_keys) + len(self.keys)
@@ -223,6 +228,11 @@ class Restore:
     def behind(self) -> int:
         """Tokens of its request that follow what was claimed, as far as known: whole pages, and the last token."""
         return (self.wanted + self.beside - len(self.flight)) * self.story.page_tokens + 1
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether it is known that nothing of its chain is held anywhere. Before anything of it was let go."""
+        return self.complete and not self.claimed and not self.short
 
     @property
     def settled(self) -> bool:

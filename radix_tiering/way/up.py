@@ -20,7 +20,8 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
@@ -207,7 +208,6 @@ class Restorer:
                 return
             self._deferred.pop(restore, None)
             restore.state = RestoreState.RUNNING
-            self._counts["restores_started"] += 1
             now = self._table.tick()
         self._use(restore.prefix_keys, now, restore.reach, restore, offers=not here)
         asked = False
@@ -232,10 +232,11 @@ class Restorer:
         with self._table.lock:
             if restore.state is RestoreState.RUNNING:
                 restore.story.found(restore.by_source())
-            self._count_misses(restore.wanted + restore.beside, restore.sources)
+            self._count_misses(restore.wanted, restore.sources[: restore.with_tokens])
         with self._table.lock:
             restore.complete = True
             if restore.state is RestoreState.RUNNING:
+                self._counts["restores_started"] += not restore.found_nothing
                 self._reads.add(restore)
                 if self._pacing.plan(restore):
                     self._end(restore, "split")
@@ -262,28 +263,43 @@ class Restorer:
                 if restore.state is not RestoreState.RUNNING:
                     return
                 pages = self._table.settled_chain(self._table.serving, batch)
-                resident = self._table.resident_run(pages)
-                self._claim_resident(restore, pages[:resident])
-                beneath = resident
-                if len(self._names) == HOST + 2 and not self.page_reads.lands:
-                    beneath += self._table.beneath_run(pages[resident:])
-                    self._claim_beneath(restore, pages[resident:beneath])
-                others = pages[beneath:]
-                nearest.expect(page for page in others if not page.in_host and page.landing < 0 and page.saved)
-                for page in others:
-                    if not self._claim_page(restore, page, nearest):
-                        break
-                self._hold(restore, start, now, offers=offers)
+                with self._held(restore, now, offers=offers):
+                    self._claim_some(restore, pages, nearest)
                 if len(restore.claimed) < start + len(batch):
                     return
 
-    def _hold(self, restore: Restore, start: int, now: int, *, offers: bool = True) -> None:
-        """Pages of it, from this one on, have just been claimed."""
-        claimed = restore.claimed[start:]
-        self._table.pin_all(claimed)
+    def _claim_some(self, restore: Restore, pages: Sequence[Page], nearest: NearestCopy) -> None:
+        """The next pages of its chain, up to the first that is nowhere. Within `_held`."""
+        resident = self._table.resident_run(pages)
+        self._claim_resident(restore, pages[:resident])
+        beneath = resident
+        if len(self._names) == HOST + 2 and not self.page_reads.lands:
+            beneath += self._table.beneath_run(pages[resident:])
+            self._claim_beneath(restore, pages[resident:beneath])
+        others = pages[beneath:]
+        nearest.expect(page for page in others if not page.in_host and page.landing < 0 and page.saved)
+        for page in others:
+            if not self._claim_page(restore, page, nearest):
+                break
+
+    @contextmanager
+    def _held(self, restore: Restore, now: int, *, offers: bool = True) -> Iterator[None]:
+        """Pages of it that are claimed within are pinned at the end, whatever is raised: what is claimed is unpinned
+        some time, and counts on it."""
+        start = len(restore.claimed)
+        try:
+            yield
+        finally:
+            claimed = self._hold(restore, start)
         self._table.use_all(claimed, now, restore.reach)
         if offers:
             self._offer(claimed)
+
+    def _hold(self, restore: Restore, start: int) -> list[Page]:
+        """Pages of it, from this one on, have just been claimed: they."""
+        claimed = restore.claimed[start:]
+        self._table.pin_all(claimed)
+        return claimed
 
     def asks(self, depth: int, pages: int) -> bool:
         """Whether a tier would be asked now for so many pages behind the first `depth` ones, that nobody holds. Any
@@ -319,14 +335,14 @@ class Restorer:
                     if restore.state is not RestoreState.RUNNING or self._table.serving != chain.namespace:
                         return
                     held, nearest = len(restore.claimed), self._reads.nearest()
-                    for at, place in enumerate(places[start : start + PAGES_PER_HOLD], start):
-                        depth, length = chain.depth + at + 1, self._host.geometry.page_bytes
-                        record = PageRecord(chain.keys[at], parents[at], chain.namespace, depth, length)
-                        page = self._table.hear(record, place, now)
-                        page = page or self._table.settled(chain.namespace, record.key)
-                        if page is None or not self._claim_page(restore, page, nearest):
-                            break
-                    self._hold(restore, held, now)
+                    with self._held(restore, now):
+                        for at, place in enumerate(places[start : start + PAGES_PER_HOLD], start):
+                            depth, length = chain.depth + at + 1, self._host.geometry.page_bytes
+                            record = PageRecord(chain.keys[at], parents[at], chain.namespace, depth, length)
+                            page = self._table.hear(record, place, now)
+                            page = page or self._table.settled(chain.namespace, record.key)
+                            if page is None or not self._claim_page(restore, page, nearest):
+                                break
                     if len(restore.claimed) < held + len(places[start : start + PAGES_PER_HOLD]):
                         return
         finally:
@@ -429,8 +445,8 @@ class Restorer:
                 self._offer(self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD]))
 
     def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
-        """Of so many pages those of `sources` were found, each in its tier: every other tier that comes before that
-        one lacks it. Lock held."""
+        """Of so many pages with tokens those of `sources` were found, each in its tier: every other tier that comes
+        before that one lacks it. Lock held."""
         for copies in self._table.of:
             wanted -= sources.count(copies.number)
             copies.counters.misses += wanted
@@ -504,10 +520,13 @@ class Restorer:
             self._jobs.put(lambda: self._unpin(left))
 
     def _end(self, restore: Restore, outcome: str) -> None:
-        if restore.state is RestoreState.WAITING:
-            # The worker has not come to it: without this, more would end than begin.
+        if not restore.complete:
+            # It is not known what there was to be found: without this, more would end than begin.
             self._counts["restores_started"] += 1
-        self._counts[f"restores_{outcome}"] += 1
+        if restore.found_nothing:
+            outcome = ""  # a tier was asked for what nobody has: no restore, as where none is asked
+        else:
+            self._counts[f"restores_{outcome}"] += 1
         now = self._clock()
         restore.end(outcome, now)
         if outcome == "completed":
@@ -730,13 +749,14 @@ class Restorer:
         self, restore: Restore, first: int, pages: int, seconds: float | None, *, failed: bool, landed: int = 0
     ) -> None:
         """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device; `landed` of
-        them were copied from landing memory. `seconds`: None for what is in the time of another copy."""
+        them were copied from landing memory. `seconds`: None for what is in the time of another copy. Those that stand
+        for no tokens are no hits, as they are no misses: a prompt is found in as far as its tokens are."""
         with self._table.lock:
             if failed:
                 self._counts["failed_loads"] += 1
                 self._events.emit("load.failed", pages=pages)
                 return
-            served = restore.sources[first : first + pages]
+            served = restore.sources[first : min(first + pages, restore.with_tokens)]
             # One of them, as those before may have been let go.
             length = restore.claimed[first].length if first < len(restore.claimed) else 0
             for copies in self._table.of:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -229,7 +230,8 @@ class MetricsUpdater:
             stopped = self._stop.wait(UPDATE_SECONDS)
             try:
                 leases = self._leases() if self._leases is not None else None
-                self._metrics.update(self._snapshot(), leases, self._gpu() if self._gpu is not None else None)
+                gpu = self._gpu() if self._gpu is not None else None
+                self._metrics.update(self._snapshot(), leases, gpu.as_of(time.time()) if gpu is not None else None)
                 failing = False
             except Exception:
                 if not failing:

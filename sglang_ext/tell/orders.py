@@ -21,6 +21,7 @@ from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
 from sglang.utils import TypeBasedDispatcher
 
 from swift_tiers.radix_tiering.base.errand_thread import ENDING
+from swift_tiers.radix_tiering.base.errors import CommandTooLateError
 from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Order, read_order
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.stack import TierStack
@@ -72,7 +73,7 @@ class Orders:
                 self._waiting.append(entry)
                 os.eventfd_write(self._wake, 1)
                 return
-        self._turn_away(read_order(entry), ENDING)
+        self._turn_away(read_order(entry), CommandRefusedError(ENDING))
 
     def close(self) -> None:
         """What waits is refused. Idempotent."""
@@ -80,7 +81,7 @@ class Orders:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
         for entry in waiting:
-            self._turn_away(read_order(entry), ENDING)
+            self._turn_away(read_order(entry), CommandRefusedError(ENDING))
 
     # ---- the scheduler's thread; nothing raises ----
 
@@ -104,7 +105,7 @@ class Orders:
         for entry in waiting:
             order = read_order(entry)
             if now is not None and now > order.deadline:
-                self._turn_away(order, "its deadline passed before a turn of the scheduler came")
+                self._turn_away(order, CommandTooLateError("its deadline passed before a turn of the scheduler came"))
             else:
                 messages.append(OrderMessage(entry))
         return messages
@@ -117,8 +118,8 @@ class Orders:
         except Exception:
             logger.exception("swift-tiers: an order cannot be carried out: %s", message.entry)
 
-    def _turn_away(self, order: Order, reason: str) -> None:
-        self._tell(order, CommandRefusedError(reason), for_group=True)
+    def _turn_away(self, order: Order, refusal: CommandRefusedError) -> None:
+        self._tell(order, refusal, for_group=True)
 
     def _tell(self, order: Order, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
         try:

@@ -269,3 +269,19 @@ def test_used_bytes_of_the_ssd_tier_are_whole_stripe_units() -> None:
     assert (tier.pages, tier.used_bytes, tier.bytes_written) == (3, 3 * 16_384, 3 * 4096)
     assert tier.limit_bytes == tier.capacity_bytes == sum(device.capacity_bytes for device in stack.snapshot().devices)
     assert sum(device.used_bytes for device in stack.snapshot().devices) == tier.used_bytes
+
+
+def test_pages_that_stand_for_no_tokens_are_neither_hits_nor_misses() -> None:
+    """A state takes many pages, and is of a prefix's tokens no more than one page is: a rate of hits with them would
+    stay high whatever is computed."""
+    stack = make_stack(host_pages=32)
+    keys, state = chain(*range(6)), chain("state", *range(11))
+    put(stack, keys + state)
+    restore = settle(stack, stack.restore(keys + state, beside=len(state), wanted=10))
+    assert restore.pages == 18
+    stack.restorer.count_load(restore, 0, 6, 0.001, failed=False)
+    stack.restorer.count_load(restore, 6, 12, None, failed=False)
+    stack.restorer.release(restore)
+    host = stack.snapshot().tiers["host"]
+    assert (host.hits, host.misses) == (6, 4)
+    check(stack)

@@ -11,7 +11,7 @@ import pytest
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.base.token_bucket import BURST_REQUESTS
 from swift_tiers.radix_tiering.base.units import Duration, Size
-from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
+from swift_tiers.radix_tiering.bus.contract.commands import Flush, SetPolicy
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
@@ -144,6 +144,17 @@ def test_it_is_asked_only_for_what_nobody_here_has(machines: Machines) -> None:
     assert restore.found() == ["host"] * 2 * RUN + ["remote"] * 2 * RUN
     assert [len(job.names) for job in machines.store.jobs if job.verb == "exists"][-1] == 2, "a name for each run"
     second.restorer.release(restore)
+
+
+@on_machines
+def test_a_prompt_that_nobody_has_is_no_restore(machines: Machines) -> None:
+    """The store is asked for every prompt. Were all of them restores, the few that go wrong would not show."""
+    machine = machines.server()
+    restore = settle(machine, machine.restore(chain("new", *range(4))))
+    assert (restore.outcome, restore.pages) == ("", 0)
+    counts = machine.snapshot().restores
+    assert (counts.restores_started, counts.restores_completed) == (0, 0)
+    machine.restorer.release(restore)
 
 
 @on_machines
@@ -684,6 +695,13 @@ def test_what_a_restore_lies_behind_does_not_leave_with_the_one_that_heard_of_it
     second.restorer.flush()
     with second.table.lock:
         assert second.table.of[-1].pages == 0, "a hint outlives the restores that wanted it"
+
+
+@on_machines
+def test_a_flush_says_that_the_store_keeps_what_it_has(machines: Machines) -> None:
+    first, _, keys = machines.sent()
+    assert obey(first, Flush(tiers="all")).endswith("; what is in the remote store stays there")
+    assert get(first, keys) == 2 * RUN
 
 
 @on_machines

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import threading
+import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -255,6 +257,18 @@ def test_what_nvml_does_not_say_is_no_number(stack, metrics, registry):
     assert all(math.isnan(value) for value in found.values())
 
 
+def test_a_driver_that_hangs_does_not_answer(stack, metrics, registry):
+    """It answers no more, so that the last sample stays the newest one."""
+    sample = gpu()
+    updater = MetricsUpdater(metrics, partial(take_snapshot, stack), None, lambda: sample)
+    updater.start()
+    updater.close()
+    found = of_gpu(registry)
+    assert found.pop("answers") == 0
+    assert all(math.isnan(value) for name, value in found.items() if "bytes_total" not in name)
+    assert sample.as_of(sample.time + 10) is sample
+
+
 def test_no_field_of_a_tier_or_device_is_left_out(stack):
     """What is counted is on /metrics, or is here with a reason."""
     names = {name for name, _ in expected(take_snapshot(stack))}
@@ -307,7 +321,7 @@ def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, re
         recovered.set()
         return take_snapshot(stack)
 
-    updater = MetricsUpdater(metrics, snapshot, leases, gpu)
+    updater = MetricsUpdater(metrics, snapshot, leases, lambda: gpu(time=time.time()))
     updater.start()
     assert recovered.wait(60)
     assert len([record for record in caplog.records if "/metrics" in record.message]) == 1

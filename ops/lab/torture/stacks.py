@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from swift_tiers.kernels.page_digest import host_page_digest
@@ -219,6 +220,7 @@ def check(stack: TierStack) -> None:
         assert not stack.table.over_limit
         assert stack.host.used_slots == stack.table.of[HOST].pages
         _check_digests(stack)
+    _check_restores_counted(stack)
     if (landing := stack.landing) is not None:
         wait_until(lambda: not landing.used_slots, "landing memory leaked", stack)
     if isinstance(ssd, SsdTier):
@@ -261,6 +263,13 @@ def slot_words(stack: TierStack, tier: str) -> list[str]:
     found = tier_map(stack, tier, time=1.0)
     assert found is not None
     return [SlotState(state).word for state in found.states]
+
+
+def _check_restores_counted(stack: TierStack) -> None:
+    """Of the restores that were begun every one has ended, in one way."""
+    counts = msgspec.structs.asdict(stack.snapshot().restores)
+    ended = sum(counts[f"restores_{how}"] for how in ("completed", "split", "cut_short", "expired", "cancelled"))
+    assert counts["restores_started"] == ended, f"{counts['restores_started']} restores began, {ended} ended"
 
 
 def check_maps(stack: TierStack) -> None:

@@ -88,7 +88,8 @@ CappedTier = Annotated[str, msgspec.Meta(pattern=r"^(?!device$)[a-z][a-z0-9-]{0,
 
 
 class CapTier(Command, frozen=True, tag="cap_tier"):
-    """Let a tier hold no more than this; what is too much is evicted. Without a limit: its whole capacity again."""
+    """Let a tier of each rank hold no more than this; what is too much is evicted. Without a limit: its whole capacity
+    again."""
 
     tier: CappedTier
     limit: str | int | None = None  # "8GiB", or bytes

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ...base.errors import CommandTooLateError
 from ...base.events import EventLog
 from ...base.runner import Runner
 from ...figures.forms import to_text
@@ -53,7 +54,7 @@ def verdict(ranks: Sequence[str], said: Mapping[str, str], *, overdue: bool) -> 
     return Verdict(PARTLY, shorten("; ".join(reasons)))
 
 
-_TOO_LATE = "its deadline had passed when it was read"
+_TOO_LATE = "its deadline had passed before it was begun"
 
 
 class _Note:
@@ -173,7 +174,9 @@ class CommandBook:
             del self._notes[identifier]
 
     def _take(self, identifier: str, outcome: Outcome, ranks: Iterable[str]) -> None:
-        if isinstance(outcome, CommandRefusedError):
+        if isinstance(outcome, CommandTooLateError):
+            text = EXPIRED
+        elif isinstance(outcome, CommandRefusedError):
             text = f"{REFUSED}: {shorten(str(outcome))}"
         else:
             text = f"{DONE}: {shorten(outcome)}" if outcome else DONE

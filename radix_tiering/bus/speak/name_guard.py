@@ -12,7 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 class NameGuard:
-    """Looks at who has written this rank's `rank`, which only this process should. One thread.
+    """Looks at who has written this rank's `rank`, which only this process should, and whether the server that the name
+    is of has this rank: another one may have fewer. One thread.
 
     Who begins writes over what it finds there: mostly somebody has left it who was killed. Who finds later that another
     life has done so yields, so that the state on the bus is of one server, and one server obeys what is meant for it.
@@ -25,24 +26,28 @@ class NameGuard:
         self.taken = False  # by another server, which obeys in our place
         self._info = keys.of("info", server=server)
         self._key = keys.of("rank", server=server, rank=rank)
+        self._rank = rank
         self._server = server
         self._life = life
         self._events = events
         self._leader = leader
         self._host: str | None = None
+        self._ranks: list[str] = []  # of the server that has the name; none while that is not known
         self._seen: list[str | None] | None = None
 
     def ask(self, batch: RedisBatch) -> None:
         """To be answered before anything is written, and only once this process has written its state."""
-        batch.add("HMGET", self._info, "host", reply=self._hear_host)
+        batch.add("HMGET", self._info, "host", "ranks", reply=self._hear_server)
         batch.add("HMGET", self._key, "life", "pid", reply=self._look)
 
-    def _hear_host(self, found: list[str | None]) -> None:
-        self._host = found[0]
+    def _hear_server(self, found: list[str | None]) -> None:
+        self._host, ranks = found
+        self._ranks = ranks.split(",") if ranks else []
 
     def _look(self, found: list[str | None]) -> None:
         life, pid = found
-        self.taken = pid is not None and life != self._life  # other releases tell no life
+        others = pid is not None and life != self._life  # other releases tell no life
+        self.taken = others or (bool(self._ranks) and self._rank not in self._ranks)
         if not self.taken or found == self._seen:
             return
         self._seen = found

@@ -127,7 +127,9 @@ def _not_held(key: str) -> CommandRefusedError:
 
 def _flush(stack: TierStack, *, durable: bool) -> Errand:
     flushed = yield from stack.flush_steps(memory=True, durable=durable)
-    text = f"{flushed.pages} pages forgotten in {'every tier' if durable else 'host memory'}"
+    text = f"{flushed.pages} pages forgotten in {'every tier below the device' if durable else 'host memory'}"
+    if durable and stack.table.hints:
+        text += f"; what is in the {stack.table.of[stack.table.hints].name} store stays there"
     return text if flushed.durable else f"{text}; no device could write this down: a restart may find some again"
 
 
@@ -214,7 +216,10 @@ def _cap_host(stack: TierStack, limit: int | None) -> Errand:
         if limit is not None and limit < pinned:
             raise _too_low(limit, table.pinned_pages, pinned)
         host.limit_bytes = host.capacity_bytes if limit is None else limit
-    return (yield from _shed(stack, host.name, limit, host.limit_bytes))
+    shed = yield from _shed(stack, host.name, limit, host.limit_bytes)
+    if limit is not None and host.limit_bytes == host.capacity_bytes:
+        return f"host of this rank has no more than {format_size(host.capacity_bytes)}, and may use all of it"
+    return shed
 
 
 def _cap(stack: TierStack, name: str, limit: int | None) -> Errand:
@@ -244,7 +249,7 @@ def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> Err
         return f"{tier} may use its whole capacity"
     with stack.table.lock:
         rest = stack.table.over_limit
-    text = f"{tier} holds at most {format_size(effective)}; {pages} pages evicted"
+    text = f"{tier} of this rank holds at most {format_size(effective)}; {pages} pages evicted"
     return f"{text}; what running requests hold beyond that leaves when they are done" if rest else text
 
 

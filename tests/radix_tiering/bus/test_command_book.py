@@ -36,7 +36,7 @@ KEY = "swift:alpha:command:c1"
         ({ONE: "done", OTHER: "done: 3 pages", THIRD: "done"}, False, "done", ""),
         ({ONE: "refused: no", OTHER: "refused: not here", THIRD: "expired"}, False, "refused", "no"),
         ({ONE: "expired", OTHER: "refused: it: ends", THIRD: "expired"}, False, "refused", "it: ends"),
-        (dict.fromkeys(RANKS, "expired"), False, "expired", "its deadline had passed when it was read"),
+        (dict.fromkeys(RANKS, "expired"), False, "expired", "its deadline had passed before it was begun"),
         ({ONE: "done", OTHER: "refused: x", THIRD: "done"}, False, "partly", "dp0-tp1 refused: x"),
         ({ONE: "done"}, True, "partly", "no answer from dp0-tp1, dp1-tp0"),
         ({ONE: "refused: x"}, True, "partly", "dp0-tp0 refused: x; no answer from dp0-tp1, dp1-tp0"),
@@ -155,7 +155,7 @@ def test_turned_away_is_final_at_once(redis, reason: str | None, state: str) -> 
     world.book.turn_away("c1", "ann", "drop", reason, 999.0)
     world.turn()
     said = world.said()
-    assert (said["state"], said["reason"]) == (state, reason or "its deadline had passed when it was read")
+    assert (said["state"], said["reason"]) == (state, reason or "its deadline had passed before it was begun")
     # Of all ranks that would have got it from here.
     assert {name for name in said if name.startswith("rank:")} == {"rank:dp0-tp0", "rank:dp0-tp1"}
     world.turn()

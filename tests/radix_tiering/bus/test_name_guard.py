@@ -131,6 +131,22 @@ def test_other_ranks_than_the_leader_obey_in_one_server_alone(redis, publish) ->
     assert servers[0].taken == servers[1].taken == [], "the leaders tell of it"
 
 
+def test_ranks_that_the_later_server_has_not_got_do_not_obey_for_it(redis, publish) -> None:
+    ranks = ("dp0-tp0", "dp1-tp0")
+    first, second = (Server(publish, redis, rank=rank, ranks=ranks, leader=rank == ranks[0]) for rank in ranks)
+    for server in (first, second):
+        wait_for(lambda server=server: server.publisher._numbers.publishes, "a rank of the earlier server")
+    later = Server(publish, redis, rank=ranks[0], ranks=ranks[:1])
+    wait_for(lambda: first.publisher._guard.taken and second.publisher._guard.taken, "notice of the later one")
+    command(redis, "c1")
+    wait_for(lambda: later.obeyed == ["c1"], "the later server")
+    wait_published(redis)
+    assert first.obeyed == second.obeyed == []
+    assert (len(first.taken), len(second.taken)) == (1, 0), "the leader tells of it"
+    later.publisher.close(60)
+    wait_for(lambda: not first.publisher._guard.taken and not second.publisher._guard.taken, "the name to be free")
+
+
 def test_a_server_that_is_begun_anew_at_once_is_not_taken_for_another(redis, begin) -> None:
     """What one left that was killed, and what one takes away that ends while the next one begins."""
     killed = PublisherProcess("alpha", redis.url)

@@ -77,7 +77,7 @@ def test_a_flush_of_host_memory_leaves_what_is_on_ssd() -> None:
     assert obey(stack, Flush()) == "3 pages forgotten in host memory"
     assert stack.snapshot().tiers["ssd"].only_pages == 3
     assert obey(stack, Flush()) == "0 pages forgotten in host memory", "those on ssd only are none of them"
-    assert obey(stack, Flush(tiers="all")) == "3 pages forgotten in every tier"
+    assert obey(stack, Flush(tiers="all")) == "3 pages forgotten in every tier below the device"
     assert stack.snapshot().directory.pages == 0
     assert get(stack, keys) == 0
     assert kinds(stack) == ["tiers.flushed"] * 3
@@ -158,7 +158,8 @@ def test_a_flush_that_no_device_could_write_down_says_so() -> None:
     stack.wait_written(10)
     array.add(Fault(Fail(), operation=Operation.WRITE))
     assert obey(stack, Flush(tiers="all")) == (
-        "3 pages forgotten in every tier; no device could write this down: a restart may find some again"
+        "3 pages forgotten in every tier below the device; "
+        "no device could write this down: a restart may find some again"
     )
     assert stack.snapshot().directory.pages == 0
     check(stack)
@@ -513,7 +514,9 @@ def test_a_capped_host_tier_gives_up_what_is_too_much_and_takes_no_more() -> Non
     old, new = chain("old", *range(7)), chain("new", *range(7))
     put(stack, old)
     put(stack, new)
-    assert obey(stack, CapTier(tier="host", limit=10 * PAGE)) == "host holds at most 40KiB; 6 pages evicted"
+    assert (
+        obey(stack, CapTier(tier="host", limit=10 * PAGE)) == "host of this rank holds at most 40KiB; 6 pages evicted"
+    )
     assert (stack.probe(old), stack.probe(new)) == (2, 8)
     tier = stack.snapshot().tiers["host"]
     assert (tier.limit_bytes, tier.used_bytes, tier.capacity_bytes, tier.evictions) == (10 * PAGE, 10 * PAGE, 65536, 6)
@@ -584,13 +587,21 @@ def test_a_limit_stands_on_the_bus_in_bytes(tier: str) -> None:
     assert tier_record(stack.snapshot().tiers[tier], NO_LATENCY, time=1.5)["limit_bytes"] == "32768"
 
 
+def test_a_limit_above_what_a_rank_has_is_none() -> None:
+    """Of a server of several ranks each has a part: half of it all may be more than that."""
+    stack = make_stack(host_pages=16, ssd=memory_ssd())
+    answer = "host of this rank has no more than 64KiB, and may use all of it"
+    assert obey(stack, CapTier(tier="host", limit="128KiB")) == answer
+    check(stack)
+
+
 def test_a_capped_ssd_tier_gives_up_what_is_too_much_and_takes_no_more() -> None:
     stack = make_stack(host_pages=32, ssd=memory_ssd(unit=8192))
     old, new = chain("old", *range(7)), chain("new", *range(7))
     for keys in (old, new):
         put(stack, keys)
         stack.wait_written(10)
-    assert obey(stack, CapTier(tier="ssd", limit=10 * 8192)) == "ssd holds at most 80KiB; 6 pages evicted"
+    assert obey(stack, CapTier(tier="ssd", limit=10 * 8192)) == "ssd of this rank holds at most 80KiB; 6 pages evicted"
     tier = stack.snapshot().tiers["ssd"]
     assert (tier.limit_bytes, tier.used_bytes, tier.pages, tier.evictions) == (10 * 8192, 10 * 8192, 10, 6)
     check(stack)
@@ -617,7 +628,7 @@ def test_pages_that_only_host_memory_has_do_not_hold_the_ssd_tier_above_its_limi
     stack.movers["ssd"].enabled = False
     put(stack, keys[2:], parent=keys[1], depth=3)
     assert stack.snapshot().tiers["ssd"].only_pages == 2
-    assert obey(stack, CapTier(tier="ssd", limit=PAGE)) == "ssd holds at most 4KiB; 1 pages evicted"
+    assert obey(stack, CapTier(tier="ssd", limit=PAGE)) == "ssd of this rank holds at most 4KiB; 1 pages evicted"
     assert stack.probe(keys) == 1, "no page outlives its prefix"
     check(stack)
 
