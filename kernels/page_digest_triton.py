@@ -8,7 +8,7 @@ the second kernel: no atomics, nothing to be zeroed before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from .pool_planes import PoolPlanes, alignment_of, pieces_of
 TILE_WORDS = 1024
 #: Tiles of a part: 128 KiB.
 PART_TILES = 16
+#: Of sums that there are at a time. torch serves more than this from a segment of its own, which may be had no more
+#: when a server has been serving for a while; pages of few tokens have many parts for their size.
+SUMS_BYTES = 1 << 20
 #: Pages that a program of the second kernel finishes at a time.
 FINISH_PAGES = 32
 
@@ -200,16 +203,31 @@ def pool_constants(pools: Sequence[PoolPlanes]) -> tuple[list[dict[str, Any]], d
 
 def pool_digests_triton(pools: Sequence[PoolPlanes], pages: torch.Tensor) -> torch.Tensor:
     """As `page_digest.pool_digests` says, by the kernels, on the pools' device; in host memory they are interpreted."""
-    count, device = len(pages), pools[0].device
+    device = pools[0].device
     summing, finishing = pool_constants(pools)
-    sums = torch.empty((count, finishing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
+    launchers = [launcher_of(sum_planes, device, constants) for constants in summing]
+
+    def sum_up(start: int, end: int, sums: torch.Tensor) -> None:
+        for pool, summed in zip(pools, launchers, strict=True):
+            share = summed.share((end - start) * len(pool.flat))
+            summed(share, pool.table, pages[start:end], sums, end - start)
+
+    return _digests(len(pages), finishing, device, sum_up)
+
+
+def _digests(
+    count: int, finishing: Mapping[str, Any], device: torch.device, sum_up: Callable[[int, int, torch.Tensor], None]
+) -> torch.Tensor:
+    """Of pages some at a time, whose parts `sum_up(start, end, sums)` has summed, in the same memory each time."""
+    parts = finishing["PARTS"]
+    some = max(1, min(count, COUNT_LIMIT // parts, SUMS_BYTES // (16 * parts)))
+    # uint64 in the kernels: shifts bring in zeros.
+    sums = torch.empty((some, parts, 2), dtype=torch.int64, device=device).view(torch.uint64)
     digests = torch.empty((count, 2), dtype=torch.int64, device=device)
-    for pool, constants in zip(pools, summing, strict=True):
-        step, summed = max(1, COUNT_LIMIT // len(pool.flat)), launcher_of(sum_planes, device, constants)
-        for start in range(0, count, step):
-            some, part_sums = pages[start : start + step], sums[start : start + step]
-            summed(summed.share(len(some) * len(pool.flat)), pool.table, some, part_sums, len(some))
-    _finish(sums, digests, count, finishing)
+    for start in range(0, count, some):
+        end = min(start + some, count)
+        sum_up(start, end, sums)
+        _finish(sums, digests[start:end], end - start, finishing)
     return digests
 
 
@@ -232,18 +250,14 @@ def prepare_pool_digests_triton(pools: Sequence[PoolPlanes]) -> None:
 
 def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, offset: int) -> torch.Tensor:
     """As `page_digests_plain`, by the kernels, on the device of `slots`; in host memory they are interpreted."""
-    begin, count, device = slab[:, offset:], len(slots), slots.device
+    begin, device = slab[:, offset:], slots.device
     summing, finishing = digest_constants(nbytes, slab.stride(0), begin.data_ptr())
-    parts = summing["PARTS"]
-    # uint64 in the kernels: shifts bring in zeros.
-    sums = torch.empty((count, parts, 2), dtype=torch.int64, device=device).view(torch.uint64)
-    digests = torch.empty((count, 2), dtype=torch.int64, device=device)
-    step, summed = max(1, COUNT_LIMIT // parts), launcher_of(sum_parts, device, summing)
-    for start in range(0, count, step):
-        some, part_sums = slots[start : start + step], sums[start : start + step]
-        summed(summed.share(len(some) * parts), begin, some, part_sums, len(some))
-    _finish(sums, digests, count, finishing)
-    return digests
+    summed = launcher_of(sum_parts, device, summing)
+
+    def sum_up(start: int, end: int, sums: torch.Tensor) -> None:
+        summed(summed.share((end - start) * summing["PARTS"]), begin, slots[start:end], sums, end - start)
+
+    return _digests(len(slots), finishing, device, sum_up)
 
 
 def prepare_digests_triton(slab: torch.Tensor, nbytes: int) -> None:

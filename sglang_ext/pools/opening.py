@@ -31,9 +31,10 @@ from .supported import OTHER_DRAFT, drafts_by_model
 logger = logging.getLogger(__name__)
 
 
-def open_pool(params: Any, codec: str) -> DevicePool:
-    """The pool of a rank, as SGLang's `CacheInitParams` tell of it, of which pages are kept in `codec`. Raises
-    ConfigError if it is of a kind that is not supported."""
+def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool:
+    """The pool of a rank, as SGLang's `CacheInitParams` tell of it, of which pages are kept in `codec`; none of its
+    queues is `forward_stream`, between whose layers copies would run, not beside them. Raises ConfigError if it is of a
+    kind that is not supported."""
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     states, window = state_layers(params), window_pool(params)
     pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, draft_pools(params))
@@ -49,12 +50,19 @@ def open_pool(params: Any, codec: str) -> DevicePool:
                 "supported: remove the flag"
             )
     page_bytes, accelerator = pool.geometry.page_bytes, pool.accelerator
+    if accelerator is not None and forward_stream is not None:
+        accelerator.keep_clear_of(forward_stream)
     if states:
         pool.keep_states(StatePool.of_layers(states, page_bytes, accelerator), *model_layers(params))
     elif window is not None:
         planes = PoolPlanes(layer_planes(window), params.page_size)
         tokens = params.swa_retain_window
         pool.keep_states(StatePool.of_windows(planes, tokens, page_bytes, accelerator), *window_layers(kvcache))
+    if pool.states is not None and accelerator is not None:
+        logger.info(
+            "swift-tiers: states pass through %s of the device's memory, one on its way out and one on its way in",
+            format_size(2 * pool.states.nbytes),
+        )
     return pool
 
 

@@ -10,13 +10,13 @@ any other page, kept, moved, verified and evicted as they are, and never without
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, QueueMark
 from swift_tiers.kernels.page_gather import JoinedCopies, ListedCopy, PageCopy, page_lists
 from swift_tiers.kernels.pool_planes import PoolPlanes, whole_pages
 from swift_tiers.radix_tiering.base.errors import ConfigError
@@ -114,13 +114,21 @@ class StatePool:
         found.reshape(-1)[: (self.parts - len(slots)) * self.part_bytes] = 0
         return found
 
-    def copy_in(self, slots: np.ndarray, slab: np.ndarray, pages: np.ndarray, after: Sequence[Any] = ()) -> None:
+    def copy_in(
+        self, slots: np.ndarray, slab: np.ndarray, pages: np.ndarray, after: Sequence[Any] = ()
+    ) -> QueueMark | None:
         """The last parts of a state, all of whose pages are in slab rows `pages`, to `slots`, once the device's events
-        `after` have come. Nothing is written any more when it returns or raises."""
+        `after` have come. Complete once the mark is reached; None: when it returns. The slab is read by then, and
+        nothing is waited for that the device has still to do. Nothing is written any more when it raises, or after
+        `settle`."""
         self._require(slots)
         if len(pages) != self.pages:
             raise IndexError(f"{len(pages)} pages of a state of {self.pages}")
-        self._passages[False].copy_in(slots, slab[:, : self._page_bytes], pages, after)
+        return self._passages[False].copy_in(slots, slab[:, : self._page_bytes], pages, after)
+
+    def settle(self) -> None:
+        """Wait until nothing is written any more that `copy_in` was asked for."""
+        self._passages[False].settle()
 
     def prepare(self) -> None:
         """Compile and load what copies launch."""
@@ -134,6 +142,13 @@ class StatePool:
             raise IndexError(f"a slot of {int(slots.min())} to {int(slots.max())} is none of {self.slots}")
 
 
+def copy_rows(source: np.ndarray, sources: Iterable[int], target: np.ndarray, targets: Iterable[int]) -> None:
+    """Rows of one array to rows of another one. One by one: to take them all together costs three times as much, for
+    they go by way of a temporary as large as all of them."""
+    for one, other in zip(sources, targets, strict=True):
+        target[other] = source[one]
+
+
 def _name_of(tensor: torch.Tensor) -> str:
     """Of its dtype."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -145,6 +160,7 @@ class _Passage:
     def __init__(self, pool: StatePool, accelerator: Accelerator | None, *, out: bool) -> None:
         self._first = pool.groups[0]
         self._queue: CopyQueue | None = None
+        self._newest: QueueMark | None = None  # of the copies to the device
         # Whole pages; what no state fills stays zero.
         whole = pool.pages * pool._page_bytes
         if accelerator is None:
@@ -175,17 +191,26 @@ class _Passage:
             self._queue.mark().synchronize()
         return self._locked.numpy()
 
-    def copy_in(self, slots: np.ndarray, slab: np.ndarray, pages: np.ndarray, after: Sequence[Any]) -> None:
+    def copy_in(self, slots: np.ndarray, slab: np.ndarray, pages: np.ndarray, after: Sequence[Any]) -> QueueMark | None:
         if self._queue is None:
-            self._rows.numpy()[...] = slab[pages]
+            copy_rows(slab, pages, self._rows.numpy(), range(len(pages)))
             self._between(slots, after)
-            return
-        self._locked.numpy()[...] = slab[pages]
+            return None
+        self.settle()  # the one before passes through the same memory
+        copy_rows(slab, pages, self._locked.numpy(), range(len(pages)))
         try:
             self._queue.rows(self._locked, self._rows)
             self._between(slots, after)
-        finally:
+        except BaseException:
             self._queue.mark().synchronize()
+            raise
+        self._newest = self._queue.mark()
+        return self._newest
+
+    def settle(self) -> None:
+        if self._newest is not None:
+            self._newest.synchronize()
+            self._newest = None
 
     def _between(self, slots: np.ndarray, after: Sequence[Any]) -> None:
         """Between `slots` and the last parts."""

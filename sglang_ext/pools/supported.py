@@ -22,6 +22,8 @@ PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep th
 
 def check_modes(view: Any) -> None:
     """`view`: SGLang's arguments as they are resolved so far. Raises ConfigError."""
+    from sglang.srt.environ import envs
+
     for flag, is_set, remedy in (
         ("--disable-radix-cache", view.disable_radix_cache, "remove it: the tiers lie beneath the radix tree"),
         ("--enable-hierarchical-cache", view.enable_hierarchical_cache, "use one of the two"),
@@ -69,6 +71,11 @@ def check_modes(view: Any) -> None:
             "what the index picked of a restored prefix is not kept in the tiers: remove one of the two",
         ),
         ("--kv-canary", view.kv_canary != "none", "a restored prefix has no canaries: remove one of the two"),
+        (
+            "SGLANG_VIT_ENABLE_CUDA_GRAPH",
+            envs.SGLANG_VIT_ENABLE_CUDA_GRAPH.get(),
+            "it captures a graph with the first picture of each shape, which a copy of the tiers would spoil: unset it",
+        ),
     ):
         if is_set:
             raise ConfigError(f"{flag}: cannot be combined with --enable-swift-tiers; {remedy}")

@@ -86,10 +86,7 @@ class SwiftLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         config = parse_config(extra_config or {})
-        pool = open_pool(params, config.host.lossy_codec)
-        if pool.accelerator is not None and forward_stream is not None:
-            # A copy in the forward's own stream would run between its layers, not beside them.
-            pool.accelerator.keep_clear_of(forward_stream)
+        pool = open_pool(params, config.host.lossy_codec, forward_stream)
         stack, side = build_tiers(server_args, params, pool, config)
         self._start(pool, stack, side)
         if self.state_pool is PoolName.MAMBA:

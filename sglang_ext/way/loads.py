@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -248,7 +248,7 @@ class Loader:
         ]
         # What a forward takes that is under way is no part of what copying takes, by which is planned. A device that
         # goes on by itself is asked all the same at once: whoever launches the next forward waits for the marks.
-        waits = self._pool.accelerator is None or bool(states)
+        waits = self._pool.accelerator is None
         if waits:
             wait_for(ready)
         began, exact, first = self._runner.monotonic(), waits or reached(ready), None
@@ -263,8 +263,13 @@ class Loader:
                 began = self._runner.monotonic()
                 exact = first is None or not first.query()  # else this thread has had its turn late
 
-        self._copy_states(index, [state for _, state in states])
-        self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
+        try:
+            # What comes after the states comes before no layer that needs them.
+            after = [*ready, *self._copy_states(index, [state for _, state in states], ready)]
+            self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, after)
+        finally:
+            if self._pool.states is not None:
+                self._pool.states.settle()
         seconds = self._runner.monotonic() - began
         slots = np.concatenate([slots, *(state.places.numbers for _, state in states)])
         self._count_link(slots, self._pool.geometry.page_bytes, seconds, exact=exact)
@@ -282,15 +287,17 @@ class Loader:
         self._under_way.pop(index, None)
         self.counter.end(index)
 
-    def _copy_states(self, index: int, states: list[StateLoad]) -> None:
-        """Before the layers that need them: all of them, since a batch is waited for as one."""
+    def _copy_states(self, index: int, states: list[StateLoad], ready: Sequence[Any]) -> list[QueueMark]:
+        """Before the layers that need them: all of them, since a batch is waited for as one. When they have come."""
         if self._pool.states is None:
-            return
+            return []
+        mark = None
         for state in states:
             slots = self._pool.states.slots_of(state.rows.wait().numpy())
-            self._pool.states.copy_in(slots, self._stack.host.slab, state.places.numbers)
+            mark = self._pool.states.copy_in(slots, self._stack.host.slab, state.places.numbers, ready)
         for layer in self._pool.begin_with:
-            self.counter.complete(index, layer, None)
+            self.counter.complete(index, layer, mark)
+        return [mark] if mark is not None else []
 
     def _copy_layers(self, load: LayerLoad) -> None:
         started, copied = self._runner.monotonic(), 0

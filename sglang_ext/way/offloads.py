@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.down import Put
 
 from ..pools.device_pool import DevicePool
+from ..pools.states import copy_rows
 from ..tell.on_the_way import OnTheWay
 
 logger = logging.getLogger(__name__)
@@ -310,7 +311,7 @@ class Offloader:
                     if whole is None:  # once, for all of its pages
                         whole = states.copy_out(slots, job.ready)
                     where, pages = (np.asarray(one, dtype=np.int64) for one in (put.slots, put.indices))
-                    self._stack.host.slab[where, : whole.shape[1]] = whole[start + pages]
+                    copy_rows(whole, start + pages, self._stack.host.slab[:, : whole.shape[1]], where)
                     self._count_link(len(where), began, self._runner.monotonic())
                 digests = self._digests(put, list(range(len(put.slots))))
             except BaseException:

@@ -151,6 +151,26 @@ def test_pages_of_many_parts_and_more_pages_than_a_program_finishes(device, monk
     assert digest_bytes(found) == [host_page_digest(row.numpy()) for row in slab]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_however_many_pages_there_are_their_sums_take_as_much_memory(device, monkeypatch):
+    """It is taken while a server serves."""
+    sizes, empty = [], torch.empty
+
+    def recording(shape, **options):
+        sizes.append(int(np.prod(shape)) * 8)
+        return empty(shape, **options)
+
+    pool, _ = make_pool(Geometry(layers=2, planes=2, heads=1, page_size=1), device)
+    pages = np.arange(40) % 5
+    wanted = [host_page_digest(page_of(pool, page)) for page in pages.tolist()]
+    monkeypatch.setattr(page_digest_triton, "SUMS_BYTES", 16 * 4 * 7)
+    monkeypatch.setattr(torch, "empty", recording)
+    found = pool_digests_triton([pool], torch.from_numpy(pages).to(device))
+    monkeypatch.undo()
+    assert digest_bytes(found) == wanted
+    assert sorted(sizes) == [16 * 4 * 7, 16 * 40]
+
+
 def test_every_flipped_bit_changes_the_digest():
     page = random_bytes((1024,), seed=4).numpy()
     pages = np.repeat(page[None], 8 * 1024 + 1, axis=0)

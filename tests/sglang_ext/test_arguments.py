@@ -307,6 +307,25 @@ def test_rows_that_a_draft_skips_are_not_kept(monkeypatch):
         check_speculation(given, TiersConfig())
 
 
+def test_graphs_that_are_captured_with_a_picture_are_refused(monkeypatch):
+    from swift_tiers.radix_tiering.base.errors import ConfigError
+    from swift_tiers.sglang_ext.pools.supported import check_modes
+
+    class Given:
+        """SGLang's arguments as they are by default."""
+
+        pp_size = nnodes = attn_dp_size = attn_cp_size = dcp_size = 1
+        kv_canary, disaggregation_mode = "none", "null"
+
+        def __getattr__(self, name):
+            return False if name.startswith(("enable_", "disable_", "use_")) else None
+
+    check_modes(Given())
+    monkeypatch.setenv("SGLANG_VIT_ENABLE_CUDA_GRAPH", "1")
+    with pytest.raises(ConfigError, match=r"^SGLANG_VIT_ENABLE_CUDA_GRAPH: .* unset it$"):
+        check_modes(Given())
+
+
 def test_swiftkv_models(tmp_path):
     """With tiers and without them; what cannot be computed is refused in one line."""
     model = str(tiny_swiftkv(tmp_path / "model"))

@@ -170,9 +170,8 @@ def test_where_pages_go_is_read_on_the_loading_thread(monkeypatch: pytest.Monkey
 def test_the_device_is_made_ready_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[Any] = []
     stack, pool = make_stack(), StallingPool([])
-    pool.accelerator = SimpleNamespace(keep_clear_of=lambda stream: order.append(("clear of", stream)))  # type: ignore[attr-defined]
     pool.prepare = lambda slab: order.append(("prepared", slab is stack.host.slab))  # type: ignore[attr-defined]
-    monkeypatch.setattr(linker, "open_pool", lambda *_: pool)
+    monkeypatch.setattr(linker, "open_pool", lambda params, codec, stream: order.append(("clear of", stream)) or pool)
     monkeypatch.setattr(linker, "build_tiers", lambda *_: order.append("tiers") or (stack, None))
     swift = SwiftLinker(None, None, components=None, forward_stream="forward")
     swift.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.sglang_ext.pools import opening
 from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool
 from swift_tiers.sglang_ext.pools.kept import model_layers, state_layers
 from swift_tiers.sglang_ext.pools.states import StatePool
@@ -45,7 +46,7 @@ def bytes_of(states: list[list[torch.Tensor]], slot: int) -> bytes:
 def test_a_state_goes_out_in_pages_and_comes_back(layers, widths, page_bytes, late, seed):
     """To any slot, and no other; what no state fills of a page is zero."""
     draw = np.random.default_rng(seed)
-    states = random_states(draw, layers, widths)
+    states, came = random_states(draw, layers, widths), list[bytes]()
     accelerator = DeferredAccelerator(seed, locked=False) if late else None
     pool = StatePool.of_layers(states, page_bytes, accelerator)
     assert (pool.nbytes, pool.pages) == (2 * layers * sum(widths), -(-2 * layers * sum(widths) // page_bytes))
@@ -66,8 +67,23 @@ def test_a_state_goes_out_in_pages_and_comes_back(layers, widths, page_bytes, la
     assert there == wanted + bytes(len(there) - len(wanted))
     before = slab.copy()
     rest = [bytes_of(states, slot) for slot in range(SLOTS) if slot != target]
-    pool.copy_in(np.array([target]), slab, slots)
+    after = []
+    if accelerator is not None:  # who had the slot before still writes it when the copy is asked for
+        for kind in states:
+            for layer in kind:
+                accelerator.forward.do(lambda layer=layer: layer[target].zero_())
+        after = [accelerator.forward.mark()]
+    mark = pool.copy_in(np.array([target]), slab, slots, after)
     assert np.array_equal(slab, before)
+    slab[:] = 7  # its rows are others' now
+    assert (mark is None) == (accelerator is None)
+    if accelerator is not None:
+        assert not after[0].reached, "nobody has waited for the forward"
+        accelerator.forward.after(mark)
+        accelerator.forward.do(lambda: came.append(bytes_of(states, target)))
+        accelerator.forward.mark().synchronize()
+        assert came == [wanted], "who goes on behind the mark finds it there"
+    pool.settle()
     assert bytes_of(states, target) == wanted
     assert [bytes_of(states, slot) for slot in range(SLOTS) if slot != target] == rest
 
@@ -139,6 +155,7 @@ def test_a_window_goes_out_and_its_last_parts_come_back(layers, tokens, window, 
     others = np.setdiff1d(np.arange(40), target)
     rest = of(others)
     pool.copy_in(target, slab, rows)
+    pool.settle()
     assert of(target) == of(source[there - wanted :])
     assert of(others) == rest
 
@@ -151,6 +168,47 @@ def test_rows_of_a_window_are_whole_slots_or_none():
     with pytest.raises(ValueError, match="not whole slots"):
         pool.slots_of(np.array([9, 10, 11, 12]))
     assert pool.kinds == "1 layers of the last 8 tokens, uint8 (2, 3)"
+
+
+def test_states_that_follow_each_other_pass_one_after_the_other():
+    """Through the same memory, where the device is late."""
+    for seed in range(20):
+        draw, accelerator = np.random.default_rng(seed), DeferredAccelerator(seed, locked=False)
+        states = random_states(draw, 2, [16])
+        pool = StatePool.of_layers(states, 32, accelerator)
+        slab = draw.integers(0, 256, (2 * pool.pages, 32), dtype=np.uint8)
+        pages = np.arange(2 * pool.pages).reshape(2, -1)
+        for target in range(2):
+            pool.copy_in(np.array([target]), slab, pages[target])
+        pool.settle()
+        for target in range(2):
+            assert bytes_of(states, target) == slab[pages[target]].tobytes()[: pool.nbytes]
+
+
+def test_no_queue_of_states_is_the_forwards(monkeypatch):
+    """Between its layers copies would run, not beside them."""
+    made: list[str] = []
+
+    class Recording(DeferredAccelerator):
+        def queue(self):
+            made.append("a queue")
+            return super().queue()
+
+        def keep_clear_of(self, stream):
+            made.append(f"clear of {stream}")
+
+    pool = HostMemoryPool([[torch.zeros(8, 1, 4) for _ in "kv"] for _ in range(2)], 4)
+    pool.accelerator = Recording(0, locked=False)
+    made.clear()
+    params = init_params()
+    params.page_size = 4
+    monkeypatch.setattr(opening, "open_device_pool", lambda *_: pool)
+    monkeypatch.setattr(opening, "window_pool", lambda params: None)
+    monkeypatch.setattr(opening, "draft_pools", lambda params: [])
+    opening.open_pool(params, "", "the forward")
+    assert made[0] == "clear of the forward"
+    assert "a queue" in made
+    assert pool.states is not None
 
 
 def test_keys_are_of_the_page_and_of_their_number():
