@@ -119,6 +119,8 @@ def test_what_serves_is_compiled_before_it_serves(tmp_path):
     for host_tier in run("bind_serving.py", tmp_path):
         for name, (prepared, served) in host_tier.items():
             assert prepared == served, name
+            if "," in name:
+                continue  # with something beside the KV of all tokens, there are kernels of it
             kernels = [variant.split()[0] for variant in served]
             copies = [kernel for kernel in kernels if kernel in ("copy_pieces", "decode_tiles", "encode_tiles")]
             # Across the link, wide where pages are as they are; within the device, where a row is a page of the host

@@ -15,10 +15,12 @@ import torch
 
 from swift_tiers.kernels import launch as launching
 from swift_tiers.kernels.launch import Launcher, launch
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.ops.lab.bench.idle_gpu import IdleAccelerator, idle_gpu
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.sglang_ext.pools import sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+from swift_tiers.sglang_ext.pools.states import StatePool
 
 LAYERS, PAGE = 3, 16
 
@@ -44,11 +46,32 @@ class Unlocked(IdleAccelerator):
         return memory
 
 
-def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[list[str]]:
+def planes(layers: int, heads: int, width: int, dtype: torch.dtype = torch.bfloat16) -> list[list[torch.Tensor]]:
+    """K and V of 40 pages."""
+    return [[torch.zeros((40 * PAGE, heads, width), dtype=dtype) for _ in "kv"] for _ in range(layers)]
+
+
+def states_of(kind: str, page_bytes: int, accelerator: IdleAccelerator) -> StatePool:
+    """What lies behind a prefix: states of two kinds, or a window of three pages and a half."""
+    if kind == "states":
+        kinds = [
+            [torch.zeros((5, 3, 24), dtype=torch.float32) for _ in range(2)],
+            [torch.zeros((5, 7, 3), dtype=torch.bfloat16) for _ in range(2)],
+        ]
+        return StatePool.of_layers(kinds, page_bytes, accelerator)
+    return StatePool.of_windows(PoolPlanes(planes(2, 1, 40), PAGE), 3 * PAGE + PAGE // 2, page_bytes, accelerator)
+
+
+def serve(accelerator: IdleAccelerator, launched: set[str], codec: str, kind: str = "") -> list[list[str]]:
+    """`kind`: what there is beside the KV of all tokens."""
     launched.clear()
-    shape = (40 * PAGE, 2, 40)  # so that a page and its slot differ in length
-    layers = [[torch.zeros(shape, dtype=torch.bfloat16) for _ in "kv"] for _ in range(LAYERS)]
-    pool = AcceleratorPool(layers, PAGE, accelerator, codec=codec)
+    # So that a page and its slot differ in length.
+    layers = planes(LAYERS, 2, 40)
+    front = [PoolPlanes(planes(1, 1, 24), PAGE), PoolPlanes([[torch.zeros((40, 132 * PAGE), dtype=torch.uint8)]], 1)]
+    pool = AcceleratorPool(layers, PAGE, accelerator, codec=codec, front=front if kind == "front" else ())
+    if kind in ("states", "windows"):
+        states = states_of(kind, pool.geometry.page_bytes, accelerator)
+        pool.keep_states(states, range(LAYERS), LAYERS)
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
     landing = Landing(accelerator, pool.geometry.page_bytes, 9 * 2**16)
     pool.landing = landing.memory
@@ -66,6 +89,10 @@ def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[
                     pool.copy_layer(pages, slab, places, layer)
             for slots in (near, far):
                 pool.copy_out(pages, slab, slots[: len(pages)])
+    if pool.states is not None:
+        for slots in (near[:1] + 1, near[: pool.states.parts] + 1):
+            pool.states.copy_out(slots)
+            pool.states.copy_in(slots, slab, near[: pool.states.pages])
     if pool.has_digests:
         for some in (near, far[:1]):
             pool.digests(some)
@@ -112,6 +139,9 @@ def main() -> None:
             print(json.dumps({f"page-locked {codec}": serve(accelerator, launched, codec)}))
             print(json.dumps({f"without lists {codec}": serve(WithoutLists(), launched, codec)}))
             print(json.dumps({f"pageable {codec}": serve(Unlocked(), launched, codec)}))
+        for kind in ("front", "states", "windows"):
+            print(json.dumps({f"page-locked, {kind}": serve(accelerator, launched, "", kind)}))
+            print(json.dumps({f"pageable, {kind}": serve(Unlocked(), launched, "", kind)}))
     assert Compared.times > 100
 
 
