@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from swift_tiers.radix_tiering.base.config import BusConfig
-from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.redis.connection import address_of
 
+from .common_reader import CommonReader
 from .feed import Feed, Look, ViewAnswers, ViewQuestion
 
 #: How old lists of requests that have ended may be, seconds: they are read in every so many looks only.
@@ -21,57 +19,36 @@ ENDED_SECONDS = 2.0
 #: Events of before that are shown at the start.
 FORMER_EVENTS = 1000
 
-Answer = TypeVar("Answer")
-
 
 class LiveFeed(Feed):
-    """Opens the bus when it is first asked, and anew after an error: it heals, and takes up a new password."""
+    """Opens the bus when it is first asked, and anew after a fault of Redis: it heals, and takes up a new password."""
 
     def __init__(self, config: BusConfig, author: str, steers: bool, timeout: float = 10.0) -> None:
         """`author`: who sends commands, for the audit. `timeout`, seconds: of a command. Raises ConfigError."""
         self.name = str(address_of(config))
         self.steers = steers
-        self._config = config
         self._author = author
         self._timeout = timeout
-        self._lock = threading.Lock()
-        self._reader: BusReader | None = None
+        self._reader = CommonReader(lambda: BusReader.open(config, "console"))
         self._tail = EventTail(None, FORMER_EVENTS)
 
     def look(self) -> Look:
-        return self._with(self._look)
-
-    def _look(self, reader: BusReader) -> Look:
-        snapshot = reader.snapshot(requests_seconds=self.requests_seconds, ended_seconds=ENDED_SECONDS)
-        # The events last: what they tell of is in a later snapshot at the latest, never in an earlier one only.
-        items = self._tail.read(reader, [state.server.server for state in snapshot.servers])
+        with self._reader.use() as reader:
+            snapshot = reader.snapshot(requests_seconds=self.requests_seconds, ended_seconds=ENDED_SECONDS)
+            # The events last: what they tell of is in a later snapshot at the latest, never in an earlier one only.
+            items = self._tail.read(reader, [state.server.server for state in snapshot.servers])
         return Look(snapshot=snapshot, items=tuple(items))
 
     def ask(self, question: ViewQuestion) -> ViewAnswers:
-        return self._with(lambda reader: put_question(reader, question))
+        with self._reader.use() as reader:
+            return put_question(reader, question)
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
-        return self._with(lambda reader: reader.command(server, self._author, command, self._timeout))
+        with self._reader.use() as reader:
+            return reader.command(server, self._author, command, self._timeout)
 
     def close(self) -> None:
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _with(self, use: Callable[[BusReader], Answer]) -> Answer:
-        with self._lock:
-            if self._reader is None:
-                self._reader = BusReader.open(self._config, "console")
-            reader = self._reader
-        try:
-            return use(reader)
-        except BusError:
-            with self._lock:
-                if self._reader is reader:
-                    self._reader = None
-            reader.close()
-            raise
+        self._reader.close()
 
 
 def put_question(reader: BusReader, question: ViewQuestion) -> ViewAnswers:

@@ -21,6 +21,14 @@ class BusError(SwiftTiersError):
     """The bus cannot be used just now. Serving goes on without it; the message names the remedy."""
 
 
+class RedisFaultError(BusError):
+    """The bus's Redis could not be reached, did not answer, or refused a command. Another connection may do better."""
+
+
+class RedisRefusedError(RedisFaultError):
+    """The bus's Redis has refused a command."""
+
+
 class CommandRefusedError(SwiftTiersError):
     """A command of an operator that is not carried out. The message says why, and what would be."""
 

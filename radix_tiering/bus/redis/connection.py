@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ...base.config import BusConfig
-from ...base.errors import BusError, ConfigError
+from ...base.errors import BusError, ConfigError, RedisFaultError, RedisRefusedError
 from ...base.redis_address import Address, parse_url
 from ...base.secret_file import read_secret
 from .redis_binary import LOWEST_VERSION, parse_version
@@ -111,12 +111,13 @@ def describe(config: BusConfig) -> str:
 
 @contextmanager
 def bus_errors(config: BusConfig) -> Iterator[None]:
-    """Within it, what redis-py raises becomes a BusError: one line that says what is wrong and what to do."""
+    """Within it, what redis-py raises becomes a RedisFaultError: one line that says what is wrong and what to do."""
     try:
         yield
     except (RedisError, OSError) as error:
         what, remedy = _explain(error, config)
-        raise BusError(f"{describe(config)}: {what}; {remedy}") from None
+        kind = RedisRefusedError if isinstance(error, ResponseError) else RedisFaultError
+        raise kind(f"{describe(config)}: {what}; {remedy}") from None
 
 
 def _introduce(connection: Any) -> None:
