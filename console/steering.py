@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from textual.message import Message
 
-from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import CommandUnclearError, SwiftTiersError
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, CommandRefusedError
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command, name_of, usage
@@ -24,12 +24,14 @@ from .widgets.notice import Notice
 
 
 class CommandAnswered(Message):
-    """A command has been answered, or could not be sent."""
+    """A command has been answered, could not be sent, or was sent and nobody knows what became of it."""
 
-    def __init__(self, what: str, outcome: CommandView | None, problem: str) -> None:
+    def __init__(self, what: str, outcome: CommandView | None, state: str = "", problem: str = "") -> None:
+        """`state` and `problem`: where there is no outcome, what is known and why."""
         super().__init__()
         self.what = what
         self.outcome = outcome
+        self.state = outcome.state if outcome is not None else state
         self.problem = problem
 
 
@@ -109,28 +111,33 @@ class Steering:
         self._app.tell(f"sent: {offer.what}")
 
         def send() -> None:
-            outcome, problem = None, ""
-            try:
-                outcome = self._session.feed.command(offer.server, command)
-            except SwiftTiersError as error:
-                problem = str(error)
-            except Exception as error:  # noqa: BLE001 - the operator must hear of it, whatever it was
-                problem = f"{type(error).__name__}: {error}"
-            self._app.post_message(CommandAnswered(offer.what, outcome, problem))
+            self._app.post_message(self._command(offer, command))
 
         threading.Thread(target=send, name="console-command", daemon=True).start()
+
+    def _command(self, offer: OfferedAction, command: AnyCommand) -> CommandAnswered:
+        """Send it and wait. Any thread."""
+        try:
+            return CommandAnswered(offer.what, self._session.feed.command(offer.server, command))
+        except CommandUnclearError as error:
+            return CommandAnswered(offer.what, None, error.state, str(error))
+        except SwiftTiersError as error:
+            return CommandAnswered(offer.what, None, "not done", str(error))
+        except Exception as error:  # noqa: BLE001 - the operator must hear of it, whatever it was
+            # It may have come after the command was sent.
+            return CommandAnswered(offer.what, None, "not known", f"{type(error).__name__}: {error}")
 
     def show(self, became: CommandAnswered) -> None:
         """What was acknowledged in full is a word; what was not stays on the screen until it was read."""
         self._said.silence()  # that it was sent
         outcome = became.outcome
+        title = f"{became.state.upper()}: {became.what}"
         if outcome is None:
-            self._app.push_screen(OutcomeScreen(f"NOT DONE: {became.what}", [became.problem], bad=True))
+            self._app.push_screen(OutcomeScreen(title, [became.problem], bad=True))
             return
         lines = [f"{rank}: {said}" for rank, said in sorted(outcome.ranks.items())]
         if outcome.state == "done":
             self._app.tell(f"done: {became.what}{'; ' + '; '.join(lines) if lines else ''}")
             return
         reason = [outcome.reason] if outcome.reason else []
-        title = f"{outcome.state.upper()}: {became.what}"
         self._app.push_screen(OutcomeScreen(title, [*reason, *lines], bad=True))

@@ -1,7 +1,7 @@
 """Send one command to a server and show what became of it at each of its ranks. The server needs bus.control = true.
 
-Exits 0 if every rank carried it out, 1 if it was refused, expired, was carried out by some ranks only, or was not
-answered.
+Exits 0 if every rank carried it out, 1 if it was refused, expired, was carried out by some ranks only, was not answered
+or not finished, or if it is not known whether it was carried out: what is said tells which.
 """
 
 from __future__ import annotations

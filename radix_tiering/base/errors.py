@@ -1,5 +1,9 @@
 """Errors that a caller of the engine may meet. Each message is one line: what, where, and what to do."""
 
+from __future__ import annotations
+
+from typing import Literal
+
 
 class SwiftTiersError(Exception):
     """Base of every error of this package."""
@@ -27,6 +31,15 @@ class RedisFaultError(BusError):
 
 class RedisRefusedError(RedisFaultError):
     """The bus's Redis has refused a command."""
+
+
+class CommandUnclearError(BusError):
+    """A command of an operator was sent, and its outcome is not known. The message says where to look for it."""
+
+    def __init__(self, state: Literal["not answered", "not known", "not finished"], message: str) -> None:
+        """`state`: in place of one that the bus tells."""
+        super().__init__(message)
+        self.state = state
 
 
 class CommandRefusedError(SwiftTiersError):

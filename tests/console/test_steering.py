@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 
 from swift_tiers.console import ConsoleApp
 from swift_tiers.console.screens.ask import AskScreen
-from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError, CommandUnclearError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CapTier, DrainDevice, Flush
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 
@@ -65,15 +65,25 @@ async def test_a_refusal_stays_until_it_was_read() -> None:
         await shows(pilot, "GONE")
 
 
-async def test_a_server_that_does_not_answer_is_said() -> None:
-    class Silent(WorldFeed):
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        (BusError("server alpha: is gone"), "NOT DONE"),
+        (CommandUnclearError("not answered", "nobody answered within 10 s"), "NOT ANSWERED"),
+        (CommandUnclearError("not known", "no answer within 1 s"), "NOT KNOWN"),
+        (CommandUnclearError("not finished", "no word from dp0-tp1"), "NOT FINISHED"),
+        (ValueError("a fault of ours, before or after it was sent"), "NOT KNOWN"),
+    ],
+)
+async def test_what_was_sent_is_not_called_not_done(error: Exception, title: str) -> None:
+    class Failing(WorldFeed):
         def command(self, server: str, command: AnyCommand) -> CommandView:
-            raise BusError(f"server {server}: did not answer within 10 s")
+            raise error
 
-    async with console(Silent()).run_test(size=SIZE) as pilot:
+    async with console(Failing()).run_test(size=SIZE) as pilot:
         await at_alpha(pilot)
         await pilot.press("F", *"host", "enter", "y")
-        await shows(pilot, "NOT DONE: flush the pages of alpha", "did not answer within 10 s")
+        await shows(pilot, f"{title}: flush the pages of alpha", str(error))
 
 
 async def test_what_cannot_be_understood_is_not_asked_about() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands import control_command
 from swift_tiers.ops.commands.control_command import make_command
+from swift_tiers.radix_tiering.base.errors import RedisFaultError
 from swift_tiers.radix_tiering.bus.contract.commands import (
     COMMANDS,
     AddDevice,
@@ -29,6 +31,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     read_command,
     read_order,
 )
+from swift_tiers.radix_tiering.bus.contract.round_trips import Question, RoundTrips
 from swift_tiers.radix_tiering.bus.hear.command_words import usage
 
 from support.bus import PAGE, HandWritten
@@ -178,10 +181,30 @@ def test_a_server_that_is_not_there_or_does_not_obey(control: Control, alpha: Ha
 
 
 def test_a_server_that_says_nothing(control: Control, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.commanding.PATIENCE_SECONDS", 0.1)
     code, out, error = control("alpha", "flush", "--timeout", "0.1")
     assert (code, out) == (1, "")
     assert "nobody answered within 0.1 s" in error
+
+
+def test_what_may_have_been_sent_is_said_to_be_not_known(
+    control: Control, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.commanding.PATIENCE_SECONDS", 0.1)
+    ask = RoundTrips.ask
+
+    def without_an_answer(self: RoundTrips, questions: Mapping[str, Question]) -> tuple[dict[str, Any], float]:
+        answers = ask(self, questions)
+        if "sent" in questions:
+            raise RedisFaultError("no answer within 1 s")
+        return answers
+
+    monkeypatch.setattr(RoundTrips, "ask", without_an_answer)
+    code, out, error = control("alpha", "flush", "--timeout", "0.1")
+    ((_, entry),) = alpha.client.xrange(alpha.key("control"))
+    assert (code, out) == (1, "")
+    assert "whether it has obeyed is not known (no answer within 1 s)" in error
+    assert f"hgetall swift:alpha:command:{entry['id']}" in error
 
 
 def test_a_bus_that_cannot_be_reached(control: Control) -> None:

@@ -1,21 +1,17 @@
-"""Asking the ranks of a server something, and waiting for what they say: where a page is, what a tier holds, what
-became of a command."""
+"""Asking the ranks of a server something, and waiting for what they say: where a page is, what a tier holds."""
 
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
 from ...base.errors import BusError
 from ...base.runner import THREADS, Runner
-from ..contract.commands import AnyCommand, Order, read_order, write_order
 from ..contract.round_trips import RoundTrips
 from ..contract.schema import MOST_LISTED_NODES, TIER_NAME
 from ..contract.view_reading import AnyView, aged, read_view
 from ..contract.views import (
-    CommandView,
     MapView,
     NodesView,
     PageView,
@@ -30,10 +26,6 @@ STREAM_ENTRIES = 1000
 FRESH_SECONDS = 1.0
 #: How long a server may take to look at what is asked of it, seconds: it does so once a second at least.
 PATIENCE_SECONDS = 3.0
-#: How long a command may take once its deadline has passed, if it was accepted before, seconds; at least its timeout.
-FINISH_SECONDS = 5.0
-#: How long ranks that have not said anything are waited for when a command is done, seconds.
-STRAGGLER_SECONDS = 1.0
 
 _PAGE_KEY = re.compile(r"[0-9a-f]{64}")
 _BEGUN_KEY = re.compile(r"([0-9a-f]{2}){8,32}")
@@ -147,66 +139,3 @@ def _is_fresh(time: str | None, earlier: str | None, asked: float, offset: float
         return offset is not None and time is not None and asked - (float(time) - offset) <= FRESH_SECONDS
     except ValueError:
         return False
-
-
-def send_command(
-    bus: RoundTrips,
-    server: ServerView,
-    author: str,
-    command: AnyCommand,
-    timeout: float,
-    now: float,
-    runner: Runner = THREADS,
-) -> CommandView:
-    """Send one command to `server` and wait until nothing more becomes of it. `now`: by Redis' clock."""
-    if not server.control:
-        raise BusError(f"server {server.server}: obeys no commands; start it with bus.control = true")
-    rank = getattr(command, "rank", None)
-    if rank is not None and rank not in server.ranks:
-        raise BusError(f"server {server.server}: has no rank {rank[:80]!r}; it has {', '.join(server.ranks)}")
-    order = Order(id=uuid.uuid4().hex, author=author, deadline=now + timeout, command=command)
-    entry = write_order(order)
-    read_order(entry)  # raises CommandRefusedError for what the server would refuse
-    stream = bus.keys.of("control", server=server.server)
-    outcome = bus.keys.of("command", server=server.server, id=order.id)
-    bus.ask({"sent": lambda pipeline: pipeline.xadd(stream, entry, maxlen=STREAM_ENTRIES, approximate=True)})
-
-    def look() -> CommandView | None:
-        answers, now = bus.ask({"outcome": lambda pipeline: pipeline.hgetall(outcome)})
-        said = answers["outcome"]
-        if not said:
-            return None
-        view = read_view(CommandView, said, server=server.server, id=order.id)
-        return aged(view, server.clock_offset_seconds, now)
-
-    def final() -> CommandView | None:
-        view = look()
-        return view if view is not None and view.final else None
-
-    def complete() -> CommandView | None:
-        view = look()
-        return view if view is not None and set(server.ranks) <= set(view.ranks) else None
-
-    # Until the deadline, and then until the server can have seen that it has passed, and said so.
-    found = wait_for(final, timeout + PATIENCE_SECONDS, runner)
-    if found is None and look() is not None:
-        found = wait_for(final, max(timeout, FINISH_SECONDS), runner)
-    if found is None:
-        raise _unfinished(server, look(), outcome, timeout)
-    if found.state in ("done", "partly"):
-        return wait_for(complete, STRAGGLER_SECONDS, runner) or look() or found
-    return found
-
-
-def _unfinished(server: ServerView, seen: CommandView | None, key: str, timeout: float) -> BusError:
-    if seen is None:
-        return BusError(
-            f"server {server.server}: nobody answered within {timeout:g} s, after which the command counts no more; "
-            "see `swift-tiers inspect servers`, and send it again"
-        )
-    silent = [rank for rank in server.ranks if rank not in seen.ranks]
-    said = f"no word from {', '.join(silent)}" if silent else "every rank has said what it did"
-    return BusError(
-        f"server {server.server}: accepted the command and has not finished it ({said}); see what "
-        f"becomes of it with `redis-cli hgetall {key}`"
-    )

@@ -59,8 +59,8 @@ from .asking import (
     nodes_question,
     page_question,
     prefix_question,
-    send_command,
 )
+from .commanding import send_command
 from .event_reading import Cursor, EventsRead, newest_entries, newest_events, read_events
 
 #: Devices of a set that are looked for at most, whatever its key says.
@@ -252,8 +252,8 @@ class BusReader:
         """Send one command and wait until nothing more becomes of it: `done`, `refused`, `expired` or `partly`.
 
         `timeout`, seconds: after that the server must not begin with it any more. `author` is for the audit. Raises
-        BusError if the server is not alive, obeys no commands, says nothing, or does not finish;
-        CommandRefusedError for what it would refuse at sight.
+        BusError if the server is not alive or obeys no commands, and CommandRefusedError for what it would refuse at
+        sight: then nothing was sent. Raises CommandUnclearError if its outcome is not known.
         """
         one, now = self._living(server)
         return send_command(self._bus, one, author, command, timeout, now, self._runner)

@@ -652,7 +652,7 @@ def test_ranks_that_disagree(reader: BusReader, alpha: HandWritten) -> None:
 def test_a_rank_that_is_late_is_waited_for(
     reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.STRAGGLER_SECONDS", 60.0)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.commanding.STRAGGLER_SECONDS", 60.0)
     with alpha.obeying(ranks={"dp0-tp0": "done"}), ThreadPoolExecutor(1) as pool:
         future = pool.submit(reader.command, "alpha", "me", Flush())
         (key,) = wait_for(lambda: list(alpha.client.scan_iter(match="swift:alpha:command:*", count=1000)))
@@ -678,7 +678,7 @@ def test_nobody_to_command(reader: BusReader, alpha: HandWritten) -> None:
 
 
 def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.commanding.PATIENCE_SECONDS", 0.1)
     with pytest.raises(BusError, match="nobody answered within"):
         reader.command("alpha", "me", Flush(), timeout=0.1)
 
@@ -686,8 +686,8 @@ def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten, monke
 def test_a_server_that_accepts_and_never_finishes(
     reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.PATIENCE_SECONDS", 2.0)  # to accept it
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.commanding.PATIENCE_SECONDS", 2.0)  # to accept it
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.commanding.FINISH_SECONDS", 0.1)
     said = r"has not finished it \(no word from dp0-tp1\); see .* hgetall swift:alpha:command:"
     with alpha.obeying("accepted", ranks={"dp0-tp0": "done"}), pytest.raises(BusError, match=said):
         reader.command("alpha", "me", Flush(), timeout=0.1)
