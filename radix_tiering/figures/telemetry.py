@@ -40,7 +40,9 @@ class RequestFigures(Figures, Generic[Gap]):
     remote_tokens: int | Gap = fact("of the prompt: loaded from a remote store")
     recomputed_tokens: int | Gap = fact("of the prompt: computed")
     restore: str = text("`none`, `waiting`, `completed`, `split`, `cut short`, `expired` or `cancelled`")
-    restore_seconds: float | Gap = fact("waited for pages from below the device")
+    restore_seconds: float | Gap = fact(
+        "until its pages from below the device were there or given up, partly beside computing if `split`"
+    )
     restore_story: RestoreStory | None = several(
         "JSON object: how its prefix came back, and why so; empty until it is looked for", STORY
     )

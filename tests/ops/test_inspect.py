@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.bus.hear import figures as units
 from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.event_tail import merged
 from swift_tiers.radix_tiering.bus.hear.request_words import explain_request
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
 from support.command_line import run_command
@@ -297,7 +298,7 @@ def test_one_request(inspect: Inspect, beta: HandWritten) -> None:
     for words in (
         ["prompt", "tokens", "-", "736", "736"], ["found", "on", "the", "device", "-", *["192", "(26%)"] * 2],
         ["loaded", "from", "host", "-", *["480", "(65%)"] * 2], ["output", "tokens", "-", "12", "12"],
-        ["waited", "for", "pages", "-", *["210", "ms"] * 2], ["queued", "-", *["250", "ms"] * 2],
+        ["took", "-", *["210", "ms"] * 2], ["queued", "-", *["250", "ms"] * 2],
         ["first", "token", "after", "-", *["400", "ms"] * 2], ["ended", "after", "-", "-", "-"],
         ["pages", "-", "46", "46"], ["restore", "-", "completed", "completed"], ["state", "-", "running", "running"],
     ):  # fmt: skip
@@ -948,6 +949,31 @@ def request(**fields: Any) -> RequestView:
 )
 def test_why_a_request_is_slow(view: RequestView, said: str) -> None:
     assert any(said in line for line in explain_request(view))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"restore_seconds": 1.8, "restore_story": RestoreStory()},
+            "first token after 1.9 s: 20 ms (1%) waiting for pages from below the device, "
+            "0 s (0%) waiting for its turn, 1.9 s (99%) computing",
+        ),
+        (
+            {"restore_seconds": 1.8, "restore_story": RestoreStory(held_seconds=0.93)},
+            "950 ms (50%) waiting for pages from below the device, "
+            "0 s (0%) waiting for its turn, 950 ms (50%) computing",
+        ),
+        ({"restore_seconds": 1.8, "restore_story": RestoreStory(held_seconds=9.0)}, "1.8 s (95%) waiting for pages"),
+        ({"restore_seconds": 0.01, "restore_story": RestoreStory(held_seconds=0.93)}, "10 ms (1%) waiting for pages"),
+        ({"restore_seconds": 1.8}, "20 ms (1%) waiting for pages"),
+    ],
+)
+def test_a_restore_that_computes_meanwhile_is_no_part_of_the_queue(fields: dict[str, Any], said: str) -> None:
+    """All parts of the time to the first token are as long as the whole."""
+    view = request(queue_seconds=0.02, first_token_seconds=1.9, recomputed_tokens=5846, restore="split", **fields)
+    told, *_ = explain_request(view)
+    assert said in told
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:

@@ -28,7 +28,7 @@ def sources(view: RequestView) -> tuple[int | None, ...]:
 #: What `request_facts` says.
 FACTS = (
     "state", "arrived", "prompt tokens", "  found on the device", "  loaded from peers", "  loaded from host",
-    "  loaded from ssd", "  loaded from remote", "  computed", "output tokens", "restore", "  waited for pages",
+    "  loaded from ssd", "  loaded from remote", "  computed", "output tokens", "restore", "  took",
     "queued", "first token after", "ended after", "pages", "  where they were", "seen",
 )  # fmt: skip
 
@@ -89,14 +89,15 @@ class RequestStage(NamedTuple):
 
 def _stages(view: RequestView) -> list[RequestStage]:
     """Those that are behind it, in order; it has at least begun to be computed."""
-    queued, restoring = view.queue_seconds or 0.0, view.restore_seconds or 0.0
+    queued, held = view.queue_seconds or 0.0, _held_seconds(view)
+    restoring = min(view.restore_seconds or 0.0, queued)
     stages = [
         RequestStage(
-            "waiting for pages from below the device", restoring, "`inspect devices` (slow ones), `inspect links`"
+            "waiting for pages from below the device",
+            restoring + held,
+            "`inspect devices` (slow ones), `inspect links`",
         ),
-        RequestStage(
-            "waiting for its turn", max(0.0, queued - restoring), "`inspect servers` (running and waiting requests)"
-        ),
+        RequestStage("waiting for its turn", queued - restoring, "`inspect servers` (running and waiting requests)"),
     ]
     if view.first_token_seconds is not None:
         what = f"computing {count(view.recomputed_tokens)} tokens of its prompt"
@@ -104,5 +105,14 @@ def _stages(view: RequestView) -> list[RequestStage]:
             where = "`inspect tiers` (misses, evictions), if they had been computed before"
         else:
             where = "`inspect requests` (others in the same batches), `inspect links` (its pages are copied meanwhile)"
-        stages.append(RequestStage(what, max(0.0, view.first_token_seconds - queued), where))
+        stages.append(RequestStage(what, max(0.0, view.first_token_seconds - queued - held), where))
     return stages
+
+
+def _held_seconds(view: RequestView) -> float:
+    """For how long computing stood still for pages, once it had begun. A restore that computes a part of its pages goes
+    on beside that: not all of its time was waited for."""
+    if view.restore_story is None or view.queue_seconds is None or view.first_token_seconds is None:
+        return 0.0
+    beside = min(view.restore_seconds or 0.0, view.first_token_seconds) - view.queue_seconds
+    return max(0.0, min(view.restore_story.held_seconds, beside))
