@@ -21,7 +21,8 @@ from swift_tiers.radix_tiering.bus.contract.views import (
 )
 from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.reader import EVERYTHING, Part
-from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Mark, Trouble, Troubles, waits_long
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark, Trouble
+from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Troubles, waits_long
 
 from .departures import Departure, Departures, Going
 from .history import History

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 
 class EventMeaning(NamedTuple):

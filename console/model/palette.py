@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.style import Style
 
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 #: The style of a mark's word, and of what it is about.
 MARKS = {Mark.OK: "good", Mark.NOTE: "note", Mark.WARNING: "warning", Mark.WRONG: "wrong"}

@@ -9,7 +9,7 @@ from swift_tiers.console.model.alarms import RECENT_SECONDS, SILENT_SECONDS, Ala
 from swift_tiers.console.model.departures import KNOWN, RETURN
 from swift_tiers.console.model.history import History
 from swift_tiers.radix_tiering.bus.contract.views import RankState, Snapshot, TierView
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 from support.console_world import GIB, World
 

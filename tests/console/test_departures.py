@@ -10,7 +10,7 @@ from swift_tiers.console.model.departures import Departures, Going
 from swift_tiers.console.model.history import History
 from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView, Snapshot
 from swift_tiers.radix_tiering.bus.hear.figures import count
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 from support.console_world import GIB, World
 

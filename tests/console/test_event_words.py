@@ -10,7 +10,7 @@ import swift_tiers.radix_tiering
 import swift_tiers.sglang_ext
 from swift_tiers.console.model.event_words import KINDS, kind_of, words
 from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 
 def event(kind: str = "device.out", **fields: object) -> StreamEvent:

@@ -15,7 +15,7 @@ from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.overview.view import Overview
 from swift_tiers.console.views.parts.view import ConsoleView
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 from support.console_world import KEY, World, scene_of
 from support.examples import examples

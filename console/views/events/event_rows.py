@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 from ...model import event_words
 from ...model.events import EventHistory

@@ -10,7 +10,8 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, ago, count, text
-from swift_tiers.radix_tiering.bus.hear.troubles import SKEW_SECONDS, Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
+from swift_tiers.radix_tiering.bus.hear.troubles import SKEW_SECONDS
 
 from ...model import event_words
 from ...model.charts import Drawn, fitting

@@ -12,7 +12,7 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.figures import ago, seconds, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 from ...model import event_words
 from ...model.palette import MARKS

@@ -18,7 +18,9 @@ from swift_tiers.radix_tiering.bus.hear.lease_pairs import (
     pairs_of,
     views_of,
 )
-from swift_tiers.radix_tiering.bus.hear.troubles import Trouble, lease_troubles, rank_troubles
+from swift_tiers.radix_tiering.bus.hear.rank_troubles import rank_troubles
+from swift_tiers.radix_tiering.bus.hear.trouble import Trouble
+from swift_tiers.radix_tiering.bus.hear.troubles import lease_troubles
 
 from ...model.charts import ChartSeries, beside, chart
 from ...model.palette import MARKS

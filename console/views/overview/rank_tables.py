@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from swift_tiers.radix_tiering.bus.contract.views import TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, text
-from swift_tiers.radix_tiering.bus.hear.troubles import rank_troubles, tier_troubles
+from swift_tiers.radix_tiering.bus.hear.rank_troubles import rank_troubles
+from swift_tiers.radix_tiering.bus.hear.tier_troubles import tier_troubles
 
 from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Table

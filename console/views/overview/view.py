@@ -9,7 +9,7 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
 from ...model.alarms import Alarm
 from ...model.charts import ChartSeries, beside, chart

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RankState, StripeSetView
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles, slowness
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark
+from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles, slowness
 
 from ...model.history import History
 from ...model.moment import Moment

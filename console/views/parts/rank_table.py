@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from swift_tiers.radix_tiering.bus.contract.views import RankedView
 from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark, Trouble
 
 from ...model.palette import MARKS
 from ...model.place import Place

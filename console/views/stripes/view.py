@@ -7,7 +7,8 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView, StripeSetView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, device_troubles, stripe_set_troubles
+from swift_tiers.radix_tiering.bus.hear.trouble import Mark, Trouble
+from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles, stripe_set_troubles
 
 from ...feeds.feed import ViewQuestion
 from ...model.charts import ChartSeries, Drawn, beside, chart, fitting

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE, Glyphs
 from swift_tiers.console.model.palette import MARKS, Palette
-from swift_tiers.radix_tiering.bus.hear.troubles import Trouble
+from swift_tiers.radix_tiering.bus.hear.trouble import Trouble
 
 #: Lines that a view may take to tell its things, and rows of its table.
 HEIGHT, MOST_ROWS = 60, 10_000

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .event_tail import EventTail, Item
     from .lease_pairs import Pair, PairedLease, leases_of, pairs_of
     from .reader import EVERYTHING, BusReader, Part
-    from .troubles import Mark, Trouble, Troubles
+    from .trouble import Mark, Trouble
+    from .troubles import Troubles
     from .waiting import wait_for
 else:
     __getattr__ = lazily(__name__)

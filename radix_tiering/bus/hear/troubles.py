@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 from ...base.units import Duration
@@ -13,37 +12,24 @@ from ..contract.views import (
     DeviceView,
     LeasesView,
     RankState,
-    RankView,
     RequestView,
     ServerState,
     ServerView,
     Snapshot,
     StripeSetView,
-    TierView,
     TreeView,
     View,
 )
-from .figures import count, seconds, size, text
+from .figures import count, seconds, text
+from .rank_troubles import rank_troubles
 from .reader import Part
+from .tier_troubles import tier_troubles
+from .trouble import Mark, Trouble
 
 #: A heartbeat that is older than so many intervals, and than so many seconds, is late.
 LATE_INTERVALS, LATE_SECONDS = 3, 2.0
 #: Clocks that are further apart than this are worth a word, seconds.
 SKEW_SECONDS = 1.0
-#: Restores that gave less than was found: beyond this share of all, something does not keep up.
-SHORT_RESTORES = 0.05
-#: Pinned pages: beyond this share of all, there is hardly anything that may be evicted.
-PINNED = 0.9
-#: Reasons for not taking pages in that come from a lack or a fault, and what to do; the others are in the nature of
-#: things.
-SICK_REFUSALS = {
-    "full": "all that was there was in use: if it grows, make the tier larger, or let fewer requests run at once",
-    "no device takes pages": "all are out of service or drained: see `inspect devices`, mend them, or add one",
-    "no room for promotion": "all of host memory was in use: make host.size larger",
-    "too many wait to be copied": "pages are computed faster than they are copied out: see the link device-host",
-    "the weights changed": "the device has KV of weights that are gone, and nothing of it is kept: send /flush_cache",
-    "write failed": "see which of its devices is out, and the kernel's log (dmesg)",
-}
 #: A device is slow if its requests of the last minute took so many times longer than those of the others of its set:
 #: their slowest hundredth where there were so many, else their median where there were so many.
 SLOW_FACTOR, MANY_REQUESTS, SOME_REQUESTS = 4.0, 100, 8
@@ -56,35 +42,6 @@ LATE_GPU = 10.0
 LONG_WAIT = 10.0
 #: A scheduler that was looked into last so long ago, or so many times `bus.requests_interval`, stands still, seconds.
 STILL_SECONDS, STILL_INTERVALS = 15.0, 5
-
-
-class Mark(IntEnum):
-    """How bad it is. Shown as a word, so that no colour is needed."""
-
-    OK = 0
-    NOTE = 1  # worth knowing
-    WARNING = 2  # works, but less well than it could
-    WRONG = 3
-
-    def __str__(self) -> str:
-        return ("ok", "note", "warning", "WRONG")[self]
-
-
-class Trouble(NamedTuple):
-    """Something about one view that an operator should know."""
-
-    mark: Mark
-    view: View
-    what: str
-    remedy: str = ""
-    part: str = ""  # what the view is of, within its rank
-    counted: int = 0  # how often since a start: it stays counted when it is over
-
-    @property
-    def place(self) -> str:
-        """`alpha dp0-tp0 host`."""
-        words = (self.view.server, getattr(self.view, "rank", ""), self.part)
-        return " ".join(text(word) for word in words if word)
 
 
 class Troubles:
@@ -172,107 +129,6 @@ def clock_troubles(server: ServerView) -> Iterator[Trouble]:
             server,
             f"its clock is {seconds(abs(offset))} {way} Redis'",
             "let both machines follow NTP; ages here are corrected for it",
-        )
-
-
-def rank_troubles(rank: RankView) -> Iterator[Trouble]:
-    if rank.page_codec:
-        yield Trouble(
-            Mark.NOTE,
-            rank,
-            f"pages below the device are kept as {text(rank.page_codec)}, which is near what was computed",
-            "`swift-tiers bench codec` says by how much; host.codec none keeps every byte",
-        )
-    if rank.failed_loads:
-        yield Trouble(
-            Mark.WRONG,
-            rank,
-            f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
-            "see the events of kind load.failed",
-            counted=rank.failed_loads,
-        )
-    short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
-    if short and short > SHORT_RESTORES * (rank.restores_started or 0):
-        yield Trouble(
-            Mark.WARNING,
-            rank,
-            f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
-            f"({count(rank.restores_expired)} ran out of time)",
-            "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
-            counted=short,
-        )
-    if rank.lost_pages:
-        yield Trouble(
-            Mark.NOTE,
-            rank,
-            f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
-            "see the events of kind restore.pages_lost",
-            counted=rank.lost_pages,
-        )
-    late = rank.restores_late or 0
-    if late and late > SHORT_RESTORES * (rank.restores_started or 0):
-        yield Trouble(
-            Mark.WARNING,
-            rank,
-            f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
-            "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
-            counted=late,
-        )
-    if rank.events_lost:
-        yield Trouble(
-            Mark.WARNING,
-            rank,
-            f"dropped {count(rank.events_lost)} events before they could be published",
-            "Redis was away, or too slow",
-            counted=rank.events_lost,
-        )
-    if rank.lend_limit_bytes is not None:
-        yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
-    if rank.publish_failures:
-        yield Trouble(
-            Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=rank.publish_failures
-        )
-
-
-def tier_troubles(tier: TierView) -> Iterator[Trouble]:
-    if tier.checksum_failures:
-        remedy = "see `inspect devices`" if tier.tier == "ssd" else "test this machine's memory"
-        yield Trouble(
-            Mark.WRONG,
-            tier,
-            f"{count(tier.checksum_failures)} pages were damaged: dropped, never served",
-            remedy,
-            tier.tier,
-            counted=tier.checksum_failures,
-        )
-    refused = {reason: pages for reason, pages in tier.refused.items() if pages}
-    if refused:
-        reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(refused.items()))
-        sick = sorted(refused.keys() & SICK_REFUSALS)
-        mark = Mark.WARNING if sick else Mark.NOTE
-        remedy = SICK_REFUSALS[sick[0]] if sick else ""
-        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=sum(refused.values()))
-    if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
-        yield Trouble(
-            Mark.WARNING,
-            tier,
-            f"{count(tier.pinned_pages)} of {count(tier.pages)} pages are pinned",
-            "hardly anything can be evicted: make it larger, or unpin",
-            tier.tier,
-        )
-    if tier.unread_pages:
-        yield Trouble(
-            Mark.NOTE,
-            tier,
-            f"{count(tier.unread_pages)} pages that a restart has kept are misses until they are entered",
-            part=tier.tier,
-        )
-    if tier.limit_bytes is not None and tier.capacity_bytes is not None and tier.limit_bytes < tier.capacity_bytes:
-        yield Trouble(
-            Mark.NOTE,
-            tier,
-            f"capped at {size(tier.limit_bytes)} of {size(tier.capacity_bytes)} by an operator",
-            part=tier.tier,
         )
 
 

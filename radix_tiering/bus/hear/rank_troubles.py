@@ -1,0 +1,71 @@
+"""What is wrong with a rank: its restores, its loads, and what it says on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..contract.views import RankView
+from .figures import count, size, text
+from .trouble import Mark, Trouble
+
+#: Restores that gave less than was found: beyond this share of all, something does not keep up.
+SHORT_RESTORES = 0.05
+
+
+def rank_troubles(rank: RankView) -> Iterator[Trouble]:
+    if rank.page_codec:
+        yield Trouble(
+            Mark.NOTE,
+            rank,
+            f"pages below the device are kept as {text(rank.page_codec)}, which is near what was computed",
+            "`swift-tiers bench codec` says by how much; host.codec none keeps every byte",
+        )
+    if rank.failed_loads:
+        yield Trouble(
+            Mark.WRONG,
+            rank,
+            f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
+            "see the events of kind load.failed",
+            counted=rank.failed_loads,
+        )
+    short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
+    if short and short > SHORT_RESTORES * (rank.restores_started or 0):
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
+            f"({count(rank.restores_expired)} ran out of time)",
+            "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
+            counted=short,
+        )
+    if rank.lost_pages:
+        yield Trouble(
+            Mark.NOTE,
+            rank,
+            f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
+            "see the events of kind restore.pages_lost",
+            counted=rank.lost_pages,
+        )
+    late = rank.restores_late or 0
+    if late and late > SHORT_RESTORES * (rank.restores_started or 0):
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
+            "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
+            counted=late,
+        )
+    if rank.events_lost:
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"dropped {count(rank.events_lost)} events before they could be published",
+            "Redis was away, or too slow",
+            counted=rank.events_lost,
+        )
+    if rank.lend_limit_bytes is not None:
+        yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
+    if rank.publish_failures:
+        yield Trouble(
+            Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=rank.publish_failures
+        )

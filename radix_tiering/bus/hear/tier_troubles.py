@@ -1,0 +1,64 @@
+"""What is wrong with a tier: damaged pages, pages that it does not take, and too little that may be evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..contract.views import TierView
+from .figures import count, size, text
+from .trouble import Mark, Trouble
+
+#: Pinned pages: beyond this share of all, there is hardly anything that may be evicted.
+PINNED = 0.9
+#: Reasons for not taking pages in that come from a lack or a fault, and what to do; the others are in the nature of
+#: things.
+SICK_REFUSALS = {
+    "full": "all that was there was in use: if it grows, make the tier larger, or let fewer requests run at once",
+    "no device takes pages": "all are out of service or drained: see `inspect devices`, mend them, or add one",
+    "no room for promotion": "all of host memory was in use: make host.size larger",
+    "too many wait to be copied": "pages are computed faster than they are copied out: see the link device-host",
+    "the weights changed": "the device has KV of weights that are gone, and nothing of it is kept: send /flush_cache",
+    "write failed": "see which of its devices is out, and the kernel's log (dmesg)",
+}
+
+
+def tier_troubles(tier: TierView) -> Iterator[Trouble]:
+    if tier.checksum_failures:
+        remedy = "see `inspect devices`" if tier.tier == "ssd" else "test this machine's memory"
+        yield Trouble(
+            Mark.WRONG,
+            tier,
+            f"{count(tier.checksum_failures)} pages were damaged: dropped, never served",
+            remedy,
+            tier.tier,
+            counted=tier.checksum_failures,
+        )
+    refused = {reason: pages for reason, pages in tier.refused.items() if pages}
+    if refused:
+        reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(refused.items()))
+        sick = sorted(refused.keys() & SICK_REFUSALS)
+        mark = Mark.WARNING if sick else Mark.NOTE
+        remedy = SICK_REFUSALS[sick[0]] if sick else ""
+        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=sum(refused.values()))
+    if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
+        yield Trouble(
+            Mark.WARNING,
+            tier,
+            f"{count(tier.pinned_pages)} of {count(tier.pages)} pages are pinned",
+            "hardly anything can be evicted: make it larger, or unpin",
+            tier.tier,
+        )
+    if tier.unread_pages:
+        yield Trouble(
+            Mark.NOTE,
+            tier,
+            f"{count(tier.unread_pages)} pages that a restart has kept are misses until they are entered",
+            part=tier.tier,
+        )
+    if tier.limit_bytes is not None and tier.capacity_bytes is not None and tier.limit_bytes < tier.capacity_bytes:
+        yield Trouble(
+            Mark.NOTE,
+            tier,
+            f"capped at {size(tier.limit_bytes)} of {size(tier.capacity_bytes)} by an operator",
+            part=tier.tier,
+        )
