@@ -220,3 +220,37 @@ def test_a_scheduler_that_stands_still_is_told(age: float, interval: str, still:
     server = msgspec.structs.replace(state.server, configuration={"bus": {"requests_interval": interval}})
     snapshot = msgspec.structs.replace(snapshot, servers=(msgspec.structs.replace(state, server=server),))
     assert any("has not turned" in what for what in told(snapshot)) == still
+
+
+# ---- what only one of several counters says ----
+
+
+def with_tier(**changes: object) -> Snapshot:
+    """One server, with nothing wrong but what its host tier says."""
+    sound = {"refused": {}, "checksum_failures": 0, "pinned_pages": 0, **changes}
+
+    def change(one: RankState) -> RankState:
+        tiers = [msgspec.structs.replace(tier, **sound) for tier in one.tiers if tier.tier == "host"]
+        return msgspec.structs.replace(one, tiers=tuple(tiers))
+
+    return with_rank(change)
+
+
+def test_a_sick_refusal_that_is_over_fades_while_usual_ones_go_on() -> None:
+    """And it is not back when another reason is told for the first time."""
+    alarms = Alarms()
+    for second in range(int(SILENT_SECONDS) + 10):
+        refused = {"full": 1, "prefix not held": second, **({"prefix not on ssd": 1} if second > 100 else {})}
+        snapshot = msgspec.structs.replace(with_tier(refused=refused), time=1000.0 + second)
+        found = {alarm.what: alarm for alarm in alarms.of(snapshot, History()) if "pages not taken in" in alarm.what}
+        if second == 0:
+            assert found["pages not taken in: full 1"].mark is Mark.WARNING
+    assert {alarm.mark for alarm in found.values()} == {Mark.NOTE}
+    assert any(what.startswith("pages not taken in: full 1; none in the last") for what in found)
+
+
+def test_each_sick_refusal_has_its_own_remedy() -> None:
+    found = Alarms().of(with_tier(refused={"full": 1, "write failed": 7}), History())
+    remedies = {alarm.what: alarm.remedy for alarm in found if "pages not taken in" in alarm.what}
+    assert "make the tier larger" in remedies["pages not taken in: full 1"]
+    assert "dmesg" in remedies["pages not taken in: write failed 7"]

@@ -33,13 +33,7 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
             tier.tier,
             counted=tier.checksum_failures,
         )
-    refused = {reason: pages for reason, pages in tier.refused.items() if pages}
-    if refused:
-        reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(refused.items()))
-        sick = sorted(refused.keys() & SICK_REFUSALS)
-        mark = Mark.WARNING if sick else Mark.NOTE
-        remedy = SICK_REFUSALS[sick[0]] if sick else ""
-        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=sum(refused.values()))
+    yield from _refusals(tier)
     if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
         yield Trouble(
             Mark.WARNING,
@@ -62,3 +56,16 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
             f"capped at {size(tier.limit_bytes)} of {size(tier.capacity_bytes)} by an operator",
             part=tier.tier,
         )
+
+
+def _refusals(tier: TierView) -> Iterator[Trouble]:
+    """Each sick reason by itself, so that one that is over is not kept alive by others that go on."""
+    refused = {reason: pages for reason, pages in tier.refused.items() if pages}
+    for reason in sorted(refused.keys() & SICK_REFUSALS):
+        what = f"pages not taken in: {text(reason)} {count(refused[reason])}"
+        yield Trouble(Mark.WARNING, tier, what, SICK_REFUSALS[reason], tier.tier, counted=refused[reason])
+    others = {reason: pages for reason, pages in sorted(refused.items()) if reason not in SICK_REFUSALS}
+    if others:
+        reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in others.items())
+        what = f"pages not taken in: {reasons}"
+        yield Trouble(Mark.NOTE, tier, what, part=tier.tier, counted=sum(others.values()))
