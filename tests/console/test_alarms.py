@@ -254,3 +254,21 @@ def test_each_sick_refusal_has_its_own_remedy() -> None:
     remedies = {alarm.what: alarm.remedy for alarm in found if "pages not taken in" in alarm.what}
     assert "make the tier larger" in remedies["pages not taken in: full 1"]
     assert "dmesg" in remedies["pages not taken in: write failed 7"]
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "pinned", "said"),
+    [
+        (30 * 2**20, GIB, 30, False),  # the first pages of a start, which the first requests hold
+        (GIB, GIB, 30, True),
+        (GIB, GIB, 20, False),
+        (0.6 * GIB, 0.6 * GIB, 30, True),  # capped
+        (0.6 * GIB, None, 30, False),
+        (None, GIB, 30, False),
+    ],
+)
+def test_pins_are_a_trouble_only_where_something_must_be_evicted(
+    used: float | None, limit: float | None, pinned: int, said: bool
+) -> None:
+    snapshot = with_tier(used_bytes=used, limit_bytes=limit, capacity_bytes=GIB, pages=30, pinned_pages=pinned)
+    assert any("pages are pinned" in what for what in told(snapshot)) == said

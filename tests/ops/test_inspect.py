@@ -458,7 +458,7 @@ def troubled(alpha: HandWritten, what: str) -> None:
     elif what == "refused":
         alpha.hash("tier", {**TIER, "refused:full": 7, "refused:prefix not held": 1}, tier="host")
     elif what == "pinned":
-        alpha.hash("tier", {**TIER, "pinned_pages": 1400}, tier="host")
+        alpha.hash("tier", {**TIER, "pinned_pages": 1400, "used_bytes": 1000 * 2**20}, tier="host")
     elif what == "capped":
         alpha.hash("tier", {**TIER, "limit_bytes": 2**20}, tier="host")
     elif what == "missing":

@@ -8,8 +8,9 @@ from ..contract.views import TierView
 from .figures import count, size, text
 from .trouble import Mark, Trouble
 
-#: Pinned pages: beyond this share of all, there is hardly anything that may be evicted.
-PINNED = 0.9
+#: A tier is nearly full from this share of its limit on. Where this share of its pages is pinned, there is hardly
+#: anything that may be evicted.
+NEARLY_FULL, PINNED = 0.9, 0.9
 #: Reasons for not taking pages in that come from a lack or a fault, and what to do; the others are in the nature of
 #: things.
 SICK_REFUSALS = {
@@ -34,7 +35,8 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
             counted=tier.checksum_failures,
         )
     yield from _refusals(tier)
-    if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
+    pinned = tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages
+    if tier.tier != "device" and pinned and _nearly_full(tier):
         yield Trouble(
             Mark.WARNING,
             tier,
@@ -69,3 +71,9 @@ def _refusals(tier: TierView) -> Iterator[Trouble]:
         reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in others.items())
         what = f"pages not taken in: {reasons}"
         yield Trouble(Mark.NOTE, tier, what, part=tier.tier, counted=sum(others.values()))
+
+
+def _nearly_full(tier: TierView) -> bool:
+    """Whether something must be evicted for what comes next."""
+    limit = tier.capacity_bytes if tier.limit_bytes is None else tier.limit_bytes
+    return limit is not None and tier.used_bytes is not None and tier.used_bytes >= NEARLY_FULL * limit
