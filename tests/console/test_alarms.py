@@ -272,3 +272,22 @@ def test_pins_are_a_trouble_only_where_something_must_be_evicted(
 ) -> None:
     snapshot = with_tier(used_bytes=used, limit_bytes=limit, capacity_bytes=GIB, pages=30, pinned_pages=pinned)
     assert any("pages are pinned" in what for what in told(snapshot)) == said
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("", []),
+        ("starting", []),
+        ("asked", []),
+        ("not asked", ["its remote store is not asked"]),
+        ("cannot be opened", ["its remote store cannot be opened"]),
+    ],
+)
+def test_a_remote_store_that_is_away_is_told(engine: str, said: list[str]) -> None:
+    snapshot = with_rank(
+        lambda one: msgspec.structs.replace(one, rank=msgspec.structs.replace(one.rank, remote_engine=engine))
+    )
+    alarms = [alarm for alarm in Alarms().of(snapshot, History()) if "remote store" in alarm.what]
+    assert [alarm.what for alarm in alarms] == said
+    assert all(alarm.mark is Mark.WARNING and alarm.place == "alpha dp0-tp0 remote" for alarm in alarms)

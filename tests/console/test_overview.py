@@ -60,3 +60,23 @@ def test_every_replica_of_a_server_counts_once_however_many_ranks_it_has() -> No
     row = next(row for row in table.rows if row.cells[names.index("server")].text == "alpha")
     assert [row.cells[names.index(name)].value for name in ("run", "wait")] == [4, 6]
     assert gauges(scene.moment, "running_requests", "alpha")[-1] == 4
+
+
+def test_a_server_with_a_remote_store_shows_how_it_gets_on_with_it() -> None:
+    class Remote(World):
+        engine = ""
+
+        def snapshot(self) -> Snapshot:
+            snapshot = super().snapshot()
+            state = snapshot.servers[0]
+            rank = msgspec.structs.replace(state.ranks[0].rank, remote_engine=self.engine)
+            state = msgspec.structs.replace(state, ranks=(msgspec.structs.replace(state.ranks[0], rank=rank),))
+            return msgspec.structs.replace(snapshot, servers=(state, *snapshot.servers[1:]))
+
+    world = Remote()
+    place = Place("overview", (PlaceStep("server", world.servers[0]),))
+    assert "remote store" not in "\n".join(line.plain for line in Overview().lines(scene_of(place, world)))
+    world.engine = "cannot be opened"
+    lines = [line.plain for line in Overview().lines(scene_of(place, world))]
+    (heading,) = (number for number, line in enumerate(lines) if "remote store" in line and "questions" in line)
+    assert lines[heading + 1].split()[:5] == ["warning", "dp0-tp0", "cannot", "be", "opened"]

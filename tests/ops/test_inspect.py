@@ -453,6 +453,11 @@ def troubled(alpha: HandWritten, what: str) -> None:
         alpha.hash("rank", {**RANK, "lost_pages": 12})
     elif what == "lost events":
         alpha.hash("rank", {**RANK, "events_lost": 9, "publish_failures": 4})
+    elif what == "remote store":
+        gone = {"remote_engine": "cannot be opened", "remote_engine_asked": 0, "remote_questions": 100}
+        alpha.hash("rank", {**RANK, **gone, "remote_errors": 5, "remote_bad": 2, "remote_lost": 3, "remote_late": 11})
+    elif what == "remote store not asked":
+        alpha.hash("rank", {**RANK, "remote_engine": "not asked", "remote_engine_asked": 0})
     elif what == "damaged":
         alpha.hash("tier", {**TIER, "checksum_failures": 2}, tier="ssd")
     elif what == "refused":
@@ -507,6 +512,12 @@ def troubled(alpha: HandWritten, what: str) -> None:
         ("late restores", "servers", "warning", "9 of 40 restores fell behind their estimates"),
         ("lost pages", "servers", "note", "12 pages that were found did not come up"),
         ("lost events", "servers", "warning", "dropped 9 events"),
+        ("remote store", "servers", "warning", "remote: its remote store cannot be opened"),
+        ("remote store", "servers", "warning", "remote: its remote store answered 5 times with an error"),
+        ("remote store", "servers", "warning", "remote: 2 objects of its remote store were not what they should be"),
+        ("remote store", "servers", "warning", "remote: its remote store answered 11 times too late"),
+        ("remote store", "servers", "note", "remote: 3 objects of its remote store had gone"),
+        ("remote store not asked", "servers", "warning", "remote: its remote store is not asked"),
         ("damaged", "tiers", "WRONG", "ssd: 2 pages were damaged"),
         ("refused", "tiers", "warning", "host: pages not taken in: full 7"),
         ("refused", "tiers", "note", "host: pages not taken in: prefix not held 1"),
@@ -551,6 +562,16 @@ def test_what_is_wrong_comes_first_with_its_place(
     content = json.loads(inspect(subject, "--json").out)
     assert any(said in one["what"] or said in f"{one['place']}: {one['what']}" for one in content["troubles"])
     assert {"mark", "place", "what", "remedy"} == set(content["troubles"][0])
+
+
+def test_a_remote_store_has_a_table_where_there_is_one(inspect: Inspect, alpha: HandWritten) -> None:
+    assert "remote store" not in inspect("servers").out
+    asked = {"remote_engine": "asked", "remote_engine_asked": 1, "remote_questions": 100, "remote_late": 9}
+    alpha.hash("rank", {**RANK, **asked})
+    shown = inspect("servers")
+    assert "its remote store" not in shown.out
+    (row,) = shown.table("remote store")
+    assert (row["state"], row["remote store"], row["questions"], row["late"]) == ("ok", "asked", "100", "9")
 
 
 @pytest.mark.parametrize(("restore", "subject"), [("cut short", "inspect tiers"), ("expired", "inspect devices")])

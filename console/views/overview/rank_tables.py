@@ -5,6 +5,7 @@ from __future__ import annotations
 from swift_tiers.radix_tiering.bus.contract.views import TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, text
 from swift_tiers.radix_tiering.bus.hear.rank_troubles import rank_troubles
+from swift_tiers.radix_tiering.bus.hear.remote_troubles import remote_troubles
 from swift_tiers.radix_tiering.bus.hear.tier_troubles import tier_troubles
 
 from ...model.place import Place, PlaceStep
@@ -38,12 +39,26 @@ DIRECTORY = (
     counted("deepest", "deepest_pages", 5, "pages"),
     counted("other namespaces", "foreign_pages", 6, "pages"),
 )
+REMOTE = (
+    RankColumn(Column("remote store", rank=9), lambda rank: Cell(text(rank.remote_engine))),
+    counted("questions", "remote_questions", 5, _SINCE),
+    counted("late", "remote_late", 7, "answers " + _SINCE),
+    counted("errors", "remote_errors", 8, "answers " + _SINCE),
+    counted("gone", "remote_lost", 6, "objects " + _SINCE),
+    counted("damaged", "remote_bad", 7, "objects " + _SINCE),
+)
 
 
 def engine_table(scene: Scene) -> Table:
     """Requests and restores of each rank, and how it gets on with its writing and its publishing."""
     ranks = [state.rank for state in scene.moment.ranks(scene.server) if state.rank is not None]
     return rank_table(scene, ranks, ENGINE, rank_troubles)
+
+
+def remote_table(scene: Scene) -> Table:
+    """How each rank that has a remote tier gets on with its store."""
+    ranks = [state.rank for state in scene.moment.ranks(scene.server) if state.rank is not None]
+    return rank_table(scene, [rank for rank in ranks if rank.remote_engine], REMOTE, remote_troubles)
 
 
 def directory_table(scene: Scene) -> Table:

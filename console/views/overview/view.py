@@ -39,7 +39,7 @@ from ..parts.measures import (
 from ..parts.policy_words import policy_prompt
 from ..parts.view import ConsoleView, OfferedAction, Scene
 from .alarm_lines import alarm_lines
-from .rank_tables import directory_table, engine_table, tier_table
+from .rank_tables import directory_table, engine_table, remote_table, tier_table
 
 #: Cells of the bar that says how full a tier is.
 BAR = 5
@@ -308,7 +308,7 @@ def _about(scene: Scene, state: ServerState) -> list[Text]:
         ),
     ]  # fmt: skip
     apart = [Text()] if scene.height >= TALL else []
-    for table in (engine_table(scene), *([directory_table(scene)] if apart else [])):
+    for table in (engine_table(scene), remote_table(scene), *([directory_table(scene)] if apart else [])):
         if table.rows:
             lines += [*apart, *drawn(scene, table, MOST_RANKS, whole=False)]
     return [*lines, *apart]

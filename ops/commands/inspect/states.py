@@ -19,7 +19,7 @@ from swift_tiers.console.views import Overview
 from swift_tiers.console.views.leases.view import lease_table, lending_table, pair_table
 from swift_tiers.console.views.links.gpu_tables import gpu_table, reach_table
 from swift_tiers.console.views.links.view import link_table
-from swift_tiers.console.views.overview.rank_tables import directory_table, engine_table, tier_table
+from swift_tiers.console.views.overview.rank_tables import directory_table, engine_table, remote_table, tier_table
 from swift_tiers.console.views.parts.drawn import drawn
 from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.console.views.stripes.view import lane_table, set_table
@@ -177,7 +177,7 @@ _SUBJECTS = {
             "servers": [state.server for state in snapshot.servers],
             **_of_ranks(ranks="rank")(snapshot),
         },
-        (Overview().table, engine_table),
+        (Overview().table, engine_table, remote_table),
     ),
     "tiers": Subject(
         Part.RANKS | Part.TIERS | Part.DIRECTORIES,

@@ -1,4 +1,4 @@
-"""What is wrong with a rank: its restores, its loads, and what it says on the bus."""
+"""What is wrong with a rank: its restores, its loads, its remote store, and what it says on the bus."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..contract.views import RankView
 from .figures import count, size, text
+from .remote_troubles import remote_troubles
 from .trouble import Mark, Trouble
 
 #: Restores that gave less than was found: beyond this share of all, something does not keep up.
@@ -13,6 +14,7 @@ SHORT_RESTORES = 0.05
 
 
 def rank_troubles(rank: RankView) -> Iterator[Trouble]:
+    yield from remote_troubles(rank)
     if rank.page_codec:
         yield Trouble(
             Mark.NOTE,
