@@ -116,7 +116,7 @@ def _key(alarm: Alarm) -> tuple[str, str]:
 
 
 def _alarms(snapshot: Snapshot, history: History, departed: Mapping[str, Departure]) -> Iterator[Alarm]:
-    troubles = Troubles(snapshot, EVERYTHING & ~Part.REQUESTS)
+    troubles = Troubles(snapshot, EVERYTHING & ~Part.REQUESTS, history.lately)
     for state in snapshot.servers:
         departure = departed.get(state.server.server)
         if departure is None or departure.going is Going.UNKNOWN:

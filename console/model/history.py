@@ -16,7 +16,11 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     TierView,
     TreeView,
 )
+from swift_tiers.radix_tiering.bus.hear.period import COMPARED, Period
 
+#: What a rank has counted lately is of the last so many seconds, as far as they are remembered; of less than this it is
+#: not worth a share.
+LATELY_SECONDS, LEAST_SECONDS = 300.0, 20.0
 #: Looks that are remembered of each key: two minutes at two a second.
 LOOKS = 240
 
@@ -24,7 +28,7 @@ LOOKS = 240
 FIELDS: dict[type[RankedView], tuple[str, ...]] = {
     RankView: (
         "running_requests", "waiting_requests", "write_queue_pages", "restores_started", "lent_bytes",
-        "borrowed_bytes", "lendable_bytes",
+        "borrowed_bytes", "lendable_bytes", *(name for name in COMPARED if name != "restores_started"),
     ),
     TierView: ("hits", "misses", "bytes_read", "bytes_written", "evictions", "used_bytes", "pages"),
     DeviceView: ("reads", "writes", "bytes_read", "bytes_written", "in_flight", "recent_p99_seconds", "used_bytes"),
@@ -147,6 +151,20 @@ class History:
         grown = np.where(np.isfinite(grown) & (grown > 0), grown, 0.0)
         late = times > rows[-1, 0] - seconds
         return float(grown[late].sum()), float(grown[~late].sum())
+
+    def lately(self, rank: RankView) -> Period | None:
+        """What the rank has counted during the last minutes; None where too little of them was seen."""
+        rows, columns = self._rows(rank, COMPARED)
+        if rows is None or len(rows) < 2:
+            return None
+        rows = rows[rows[:, 0] >= rows[-1, 0] - LATELY_SECONDS]
+        span = float(rows[-1, 0] - rows[0, 0])
+        if span < LEAST_SECONDS:
+            return None
+        grown = np.diff(rows[:, columns], axis=0)
+        # A counter that is less than before is of a rank that was started anew.
+        summed = np.where(np.isfinite(grown) & (grown > 0), grown, 0.0).sum(axis=0)
+        return Period(dict(zip(COMPARED, map(int, summed), strict=True)), span)
 
     def values(self, view: RankedView, gauge: str, length: int = LOOKS) -> list[float | None]:
         """What a gauge said in the last looks, oldest first."""

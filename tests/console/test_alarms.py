@@ -7,7 +7,7 @@ import pytest
 
 from swift_tiers.console.model.alarms import RECENT_SECONDS, SILENT_SECONDS, Alarms, falls_to, how_many
 from swift_tiers.console.model.departures import KNOWN, RETURN
-from swift_tiers.console.model.history import History
+from swift_tiers.console.model.history import LOOKS, History
 from swift_tiers.radix_tiering.bus.contract.views import RankState, Snapshot, TierView
 from swift_tiers.radix_tiering.bus.hear.trouble import Mark
 
@@ -291,3 +291,61 @@ def test_a_remote_store_that_is_away_is_told(engine: str, said: list[str]) -> No
     alarms = [alarm for alarm in Alarms().of(snapshot, History()) if "remote store" in alarm.what]
     assert [alarm.what for alarm in alarms] == said
     assert all(alarm.mark is Mark.WARNING and alarm.place == "alpha dp0-tp0 remote" for alarm in alarms)
+
+
+# ---- shares are of the last minutes, where those were watched ----
+
+SOUND = {"restores_started": 200_000, "restores_cut_short": 0, "restores_expired": 0, "restores_late": 0}
+
+
+def watched_rank(*looks: dict[str, int], every: float = 1.0) -> list[str]:
+    """What is said of restores and of the store after the last of these looks, which are of a rank's counters."""
+    alarms, history, said = Alarms(), History(), []
+    for number, counters in enumerate(looks):
+        at = 1000.0 + number * every
+        snapshot = with_rank(
+            lambda one, counters=counters, at=at: msgspec.structs.replace(
+                one, rank=msgspec.structs.replace(one.rank, time=at, **{**SOUND, **counters})
+            )
+        )
+        history.observe(snapshot)
+        found = alarms.of(msgspec.structs.replace(snapshot, time=at), history)
+        said = [alarm.what for alarm in found if "restores" in alarm.what or "too late" in alarm.what]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("counter", "said"),
+    [
+        ("restores_expired", "30 of 30 restores of the last 30.0 s gave less than was found (30 ran out of time)"),
+        ("restores_cut_short", "30 of 30 restores of the last 30.0 s gave less than was found (0 ran out of time)"),
+        ("restores_late", "30 of 30 restores of the last 30.0 s fell behind their estimates"),
+    ],
+)
+def test_what_all_restores_do_now_is_not_hidden_by_those_of_a_good_week(counter: str, said: str) -> None:
+    assert watched_rank(*({"restores_started": 200_000 + n, counter: n} for n in range(31))) == [said]
+
+
+def test_a_store_that_is_late_now_is_not_hidden_either() -> None:
+    looks = [{"remote_questions": 10**6 + n, "remote_late": n // 2} for n in range(31)]
+    assert watched_rank(*looks) == ["its remote store answered 15 times too late, of 30 questions of the last 30.0 s"]
+
+
+def test_what_was_bad_at_the_start_is_no_alarm_of_now() -> None:
+    """But as long as too little was watched, all since the start is told."""
+    looks = [{"restores_started": 20, "restores_expired": 3}] * 30
+    assert watched_rank(*looks) == []
+    assert watched_rank(*looks[:5]) == ["3 of 20 restores gave less than was found (3 ran out of time)"]
+
+
+def test_a_server_that_was_started_anew_has_counted_nothing_before() -> None:
+    before = [{"restores_started": 100 + n, "restores_late": 90} for n in range(20)]
+    after = [{"restores_started": n, "restores_late": 0} for n in range(20)]
+    assert watched_rank(*before, *after) == []
+
+
+def test_an_alarm_of_the_last_minutes_ends_with_them() -> None:
+    bad = [{"restores_started": 100 + n, "restores_expired": n} for n in range(10)]
+    good = [{"restores_started": 110 + n, "restores_expired": 9} for n in range(LOOKS)]
+    assert len(watched_rank(*bad, *good[:20])) == 1
+    assert watched_rank(*bad, *good) == []

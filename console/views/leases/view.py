@@ -191,7 +191,7 @@ def lending_table(scene: Scene) -> Table:
         RankColumn(Column("borrows from", widest=48, rank=3), lambda rank: _all(rank.borrows_from)),
     )
     ranks = [state.rank for state in _ranks(scene) if state.rank is not None]
-    return rank_table(scene, ranks, fields, rank_troubles)
+    return rank_table(scene, ranks, fields, lambda rank: rank_troubles(rank, scene.moment.history.lately(rank)))
 
 
 def _full(scene: Scene, rank: RankView) -> Cell:

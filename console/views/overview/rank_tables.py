@@ -52,13 +52,14 @@ REMOTE = (
 def engine_table(scene: Scene) -> Table:
     """Requests and restores of each rank, and how it gets on with its writing and its publishing."""
     ranks = [state.rank for state in scene.moment.ranks(scene.server) if state.rank is not None]
-    return rank_table(scene, ranks, ENGINE, rank_troubles)
+    return rank_table(scene, ranks, ENGINE, lambda rank: rank_troubles(rank, scene.moment.history.lately(rank)))
 
 
 def remote_table(scene: Scene) -> Table:
     """How each rank that has a remote tier gets on with its store."""
     ranks = [state.rank for state in scene.moment.ranks(scene.server) if state.rank is not None]
-    return rank_table(scene, [rank for rank in ranks if rank.remote_engine], REMOTE, remote_troubles)
+    remote = [rank for rank in ranks if rank.remote_engine]
+    return rank_table(scene, remote, REMOTE, lambda rank: remote_troubles(rank, scene.moment.history.lately(rank)))
 
 
 def directory_table(scene: Scene) -> Table:

@@ -63,7 +63,7 @@ class StateLooker:
         snapshot = reader.snapshot(subject.parts, self._server)
         alarms = watcher.take(ConsoleLook(snapshot=snapshot))
         moment = Moment(snapshot, 0.0, "", watcher.history, alarms, watcher.events)
-        troubles = Troubles(snapshot, subject.parts)
+        troubles = Troubles(snapshot, subject.parts, watcher.history.lately)
         views = subject.views(snapshot)
         servers: list[View] = [state.server for state in snapshot.servers]
         others = [view for name, listed in views.items() if name != "servers" for view in listed]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..contract.views import RankView
 from .figures import count, size, text
+from .period import Period
 from .remote_troubles import remote_troubles
 from .trouble import Mark, Trouble
 
@@ -13,8 +14,11 @@ from .trouble import Mark, Trouble
 SHORT_RESTORES = 0.05
 
 
-def rank_troubles(rank: RankView) -> Iterator[Trouble]:
-    yield from remote_troubles(rank)
+def rank_troubles(rank: RankView, period: Period | None = None) -> Iterator[Trouble]:
+    """`period`: of which shares are told; unless given, all since the start."""
+    period = period or Period.since_start(rank)
+    yield from remote_troubles(rank, period)
+    yield from _restore_troubles(rank, period)
     if rank.page_codec:
         yield Trouble(
             Mark.NOTE,
@@ -30,16 +34,6 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             "see the events of kind load.failed",
             counted=rank.failed_loads,
         )
-    short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
-    if short and short > SHORT_RESTORES * (rank.restores_started or 0):
-        yield Trouble(
-            Mark.WARNING,
-            rank,
-            f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
-            f"({count(rank.restores_expired)} ran out of time)",
-            "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
-            counted=short,
-        )
     if rank.lost_pages:
         yield Trouble(
             Mark.NOTE,
@@ -47,15 +41,6 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
             "see the events of kind restore.pages_lost",
             counted=rank.lost_pages,
-        )
-    late = rank.restores_late or 0
-    if late and late > SHORT_RESTORES * (rank.restores_started or 0):
-        yield Trouble(
-            Mark.WARNING,
-            rank,
-            f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
-            "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
-            counted=late,
         )
     if rank.events_lost:
         yield Trouble(
@@ -70,4 +55,28 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
     if rank.publish_failures:
         yield Trouble(
             Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=rank.publish_failures
+        )
+
+
+def _restore_troubles(rank: RankView, period: Period) -> Iterator[Trouble]:
+    """Those that end may have begun before the period."""
+    counts = period.counts
+    short, late = counts["restores_cut_short"] + counts["restores_expired"], counts["restores_late"]
+    started = counts["restores_started"]
+    if short > SHORT_RESTORES * started:
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"{count(short)} of {count(max(started, short))} restores{period.words} gave less than was found "
+            f"({count(counts['restores_expired'])} ran out of time)",
+            "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
+            counted=period.counted("restores_cut_short", "restores_expired"),
+        )
+    if late > SHORT_RESTORES * started:
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"{count(late)} of {count(max(started, late))} restores{period.words} fell behind their estimates",
+            "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
+            counted=period.counted("restores_late"),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..contract.views import RankView
 from .figures import count
+from .period import Period
 from .trouble import Mark, Trouble
 
 #: Of the questions to a store: beyond this share that came late, it is hardly worth asking.
@@ -17,21 +18,22 @@ _AWAY = {
 }
 
 
-def remote_troubles(rank: RankView) -> Iterator[Trouble]:
-    """Nothing for a rank without a remote tier."""
+def remote_troubles(rank: RankView, period: Period | None = None) -> Iterator[Trouble]:
+    """Nothing for a rank without a remote tier. `period`: as for `rank_troubles`."""
+    period = period or Period.since_start(rank)
     if rank.remote_engine in _AWAY:
         what = f"its remote store {'is not asked' if rank.remote_engine == 'not asked' else rank.remote_engine}"
         yield Trouble(Mark.WARNING, rank, what, _AWAY[rank.remote_engine], "remote")
     yield from _counted(rank)
-    late = rank.remote_late or 0
-    if late > LATE_QUESTIONS * (rank.remote_questions or 0):
+    late, questions = period.counts["remote_late"], period.counts["remote_questions"]
+    if late > LATE_QUESTIONS * questions:
         yield Trouble(
             Mark.WARNING,
             rank,
-            f"its remote store answered {count(late)} times too late, of {count(rank.remote_questions)} questions",
+            f"its remote store answered {count(late)} times too late, of {count(questions)} questions{period.words}",
             "see what else uses the link and the store; or set remote.lookup_deadline higher",
             "remote",
-            counted=late,
+            counted=period.counted("remote_late"),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...base.units import Duration
@@ -12,6 +12,7 @@ from ..contract.views import (
     DeviceView,
     LeasesView,
     RankState,
+    RankView,
     RequestView,
     ServerState,
     ServerView,
@@ -21,6 +22,7 @@ from ..contract.views import (
     View,
 )
 from .figures import count, seconds, text
+from .period import Period
 from .rank_troubles import rank_troubles
 from .reader import Part
 from .tier_troubles import tier_troubles
@@ -47,8 +49,11 @@ STILL_SECONDS, STILL_INTERVALS = 15.0, 5
 class Troubles:
     """Everything that is wrong in one snapshot, which has these parts."""
 
-    def __init__(self, snapshot: Snapshot, parts: Part) -> None:
-        found = [trouble for state in snapshot.servers for trouble in _of_server(state, parts)]
+    def __init__(
+        self, snapshot: Snapshot, parts: Part, lately: Callable[[RankView], Period | None] = lambda rank: None
+    ) -> None:
+        """`lately`: what a rank has counted during the last minutes, where that is known."""
+        found = [trouble for state in snapshot.servers for trouble in _of_server(state, parts, lately)]
         alive = {state.server.server: state.server.alive for state in snapshot.servers}
         ranks = [rank for state in snapshot.servers for rank in state.ranks]
         leases = [view for rank in ranks for view in (*rank.lent, *rank.borrowed)]
@@ -68,21 +73,22 @@ class Troubles:
         return max((trouble.mark for trouble in self.of(views)), default=Mark.OK)
 
 
-def _of_server(state: ServerState, parts: Part) -> Iterator[Trouble]:
+def _of_server(state: ServerState, parts: Part, lately: Callable[[RankView], Period | None]) -> Iterator[Trouble]:
     yield from server_troubles(state.server)
     if Part.RANKS in parts:
         yield from clock_troubles(state.server)
     for rank in state.ranks:
         if Part.RANKS in parts and rank.rank is None:
             yield Trouble(Mark.WRONG, state.server, f"its rank {text(rank.name)} says nothing", "see the server's log")
+        if rank.rank is not None:
+            yield from rank_troubles(rank.rank, lately(rank.rank))
         yield from _of_rank(rank, parts)
         if Part.TREES in parts and state.server.alive:
             yield from scheduler_troubles(state.server, rank)
 
 
 def _of_rank(state: RankState, parts: Part) -> Iterator[Trouble]:
-    if state.rank is not None:
-        yield from rank_troubles(state.rank)
+    """What its tiers, devices and the like say."""
     for tier in state.tiers:
         yield from tier_troubles(tier)
     if state.stripe_set is not None:
