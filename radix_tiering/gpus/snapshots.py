@@ -7,7 +7,7 @@ import msgspec
 from ..figures.declare import Figures, Series, counter, fact, gauge, text
 
 #: Figures of a GPU that are older than this, seconds, are none of now: NVML is asked every 2 s.
-LATE_SECONDS = 10.0
+LATE_GPU = 10.0
 #: A direction of peer access that works, as `Reach` has it.
 ALLOWED = "ok"
 
@@ -116,7 +116,7 @@ class GpuSample(GpuTraffic):
     def as_of(self, now: float) -> GpuSample:
         """What it says now, `now` in seconds since the epoch: if it is late, that the driver does not answer, and no
         figures."""
-        if now - self.time <= LATE_SECONDS:
+        if now - self.time <= LATE_GPU:
             return self
         silent = Gpu(index=self.gpu.index, uuid=self.gpu.uuid, trouble=f"no answer for {now - self.time:.0f} s")
         return GpuSample(time=self.time, gpu=silent)

@@ -11,7 +11,7 @@ from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, share, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import LATE_GPU
+from swift_tiers.radix_tiering.gpus.snapshots import LATE_GPU
 
 from ...model.charts import Drawn, fitting
 from ...model.history import History

@@ -17,7 +17,7 @@ from ...model.palette import MARKS
 from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ...model.wrapping import wrapped
-from ..parts.blocks_offers import cap_command
+from ..parts.blocks_offers import CAPPED, FLUSHED, cap_command
 from ..parts.drawn import drawn
 from ..parts.measures import (
     PERCENTILES,
@@ -134,8 +134,7 @@ class Overview(ConsoleView):
         return (
             OfferedAction(
                 "F", "flush", server, f"flush the pages of {server}",
-                "It forgets the pages of its namespace below the device: `host`, or `all` tiers. Requests recompute "
-                "what they would have found; no answer changes.",
+                FLUSHED,
                 lambda typed: make_command("flush", [typed or "host"]), "host or all",
             ),
             OfferedAction(
@@ -146,9 +145,9 @@ class Overview(ConsoleView):
             ),
             OfferedAction(
                 "C", "cap tier", server, f"limit a tier of {server}",
-                "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
+                CAPPED,
                 lambda typed: cap_command(*_two_words(typed)),
-                "host or ssd, and a limit as 8GiB, or none",
+                "host or ssd, and a limit of each rank as 8GiB, or none",
             ),
         )  # fmt: skip
 

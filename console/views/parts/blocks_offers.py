@@ -14,7 +14,11 @@ _DROPPED = (
     "This page and everything that follows it is forgotten in every tier below the device. Requests that would have "
     "found it recompute; no answer changes. What a remote store has stays there, and is found again."
 )
-_FLUSHED = (
+CAPPED = (
+    "What a rank has beyond the limit is evicted: each of the server's ranks has a tier of its own. Without a limit it "
+    "may use its whole capacity again."
+)
+FLUSHED = (
     "It forgets the pages of its namespace below the device: `host`, or `all` tiers. Requests recompute what they "
     "would have found; no answer changes. What a remote store has stays there, and is found again."
 )
@@ -47,13 +51,13 @@ def tier_offers(scene: Scene, server: str | None, tier: str) -> tuple[OfferedAct
     asked = "host" if tier == "host" else "all"
     return (
         OfferedAction(
-            "F", "flush", server, f"flush the pages of {text(server)}", _FLUSHED,
+            "F", "flush", server, f"flush the pages of {text(server)}", FLUSHED,
             lambda typed: make_command("flush", [typed or asked]), f"host or all; Enter: {asked}",
         ),
         OfferedAction(
             "C", "cap", server, f"limit {tier} of {text(server)}",
-            "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
-            lambda typed: cap_command(tier, typed), "a limit as 8GiB, or none",
+            CAPPED,
+            lambda typed: cap_command(tier, typed), "a limit of each rank as 8GiB, or none",
         ),
     )  # fmt: skip
 

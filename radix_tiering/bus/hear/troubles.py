@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...base.units import Duration
+from ...gpus.snapshots import LATE_GPU
 from ..contract.gpu_views import GpuView
 from ..contract.views import (
     DeviceView,
@@ -38,8 +39,6 @@ SLOW_FACTOR, MANY_REQUESTS, SOME_REQUESTS = 4.0, 100, 8
 #: A lease whose time has been over for so long, seconds, should not be there any more; states in which time counts.
 LATE_LEASE = 1.0
 USABLE_LEASES = ("lent", "recalled", "active", "closing")
-#: Figures of a GPU that are older than this, seconds, are no figures of now: NVML is asked every 2 s.
-LATE_GPU = 10.0
 #: A request that has not begun to be computed after so many seconds waits long.
 LONG_WAIT = 10.0
 #: A scheduler that was looked into last so long ago, or so many times `bus.requests_interval`, stands still, seconds.
