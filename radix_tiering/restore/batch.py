@@ -22,6 +22,9 @@ Request = TypeVar("Request")
 
 #: Picks that a source may give to others before a request that waits for it gets one.
 PATIENCE = 16
+#: A source that has brought nothing for so long, seconds, is asked for a few units though computing seems sooner: what
+#: it takes is known from what it brought, and a device that was slow for a while would be left out for ever.
+AGAIN_SECONDS = 10.0
 
 
 class Pick(NamedTuple, Generic[Request]):
@@ -384,7 +387,11 @@ class Batch(Generic[Request]):
             if units and (units := member.worth_loading(units, source, partial(self._left, member), now)):
                 break
         else:
-            return None
+            again = self._tried_again(waiting, source, most, room, now)
+            if again is None:
+                return None
+            request, units = again
+            member = self._members[request]
         for one in waiting:
             passed = self._members[one].passed_over
             passed[source] = 0 if one == request else passed.get(source, 0) + 1
@@ -393,6 +400,19 @@ class Batch(Generic[Request]):
             self._flowing[source] = _Flowing(now, member.latency_seconds(source))
         self._under_way[source] = self.under_way(source) + len(units)
         return Pick(request, units)
+
+    def _tried_again(
+        self, waiting: list[Request], source: str, most: int, room: Callable[[Request], int] | None, now: float
+    ) -> tuple[Request, range] | None:
+        """What is loaded from a source that has brought nothing for a while, because computing seemed sooner: only that
+        tells whether it is as slow as it was. Nobody waits for it, as it is not expected in time."""
+        if self.under_way(source) or source not in self._flowing or now - self._flowing[source].since < AGAIN_SECONDS:
+            return None
+        for request in waiting:
+            units = self._members[request].next_load(source, most if room is None else min(most, room(request)))
+            if units:
+                return request, units
+        return None
 
     def _in_turn(self, waiting: list[Request], source: str) -> list[Request]:
         """Those who lack something from `source`, the oldest first, in the order in which it serves them."""

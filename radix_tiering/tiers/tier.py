@@ -338,6 +338,16 @@ class Tier(ABC):
         """See `Keeper.part_of`."""
         return None
 
+    @property
+    def partly_shut(self) -> bool:
+        """Whether there are parts that take nothing more, and hold pages still."""
+        return False
+
+    def makes_room(self, place: Any) -> bool:
+        """Whether something could be written once what lies at `place` has left: not where all of it lies on parts that
+        take nothing more."""
+        return True
+
     def uses(self, place: Any, part: Part) -> bool:
         """Whether `place` lies on `part`, wholly or with some of its bytes."""
         return part is not None and self.part_of(place) == part

@@ -363,7 +363,7 @@ class Mover:
             return ready, []
         lengths = [page.length for page in ready]
         places = self.tier.reserve(lengths)
-        if len(places) < len(ready) and self.tier.takes(max(lengths)):
+        if len(places) < len(ready) and self.tier.takes(max(lengths)) and not self.tier.partly_shut:
             missing = len(ready) - len(places)
             oldest = min(page.last_use for page in ready[len(places) :])
             if self._table.make_way(self.number, missing, oldest):
@@ -419,11 +419,19 @@ class Mover:
             victim = self._table.victim(self.number)
             if victim is None or not self.copies.order.gives_way(victim, page):
                 return None
+            if self.copies.may_take(size) and not self._makes_room(victim):
+                # It is served from there until its part is gone. Others leave before it comes to this again.
+                self._table.refresh(victim, self._table.time)
+                continue
             if tried < self.tier.most_evictions:
                 self._table.evict(victim, self.number)
             if page.dropped:
                 return None
         return None
+
+    def _makes_room(self, victim: Page) -> bool:
+        copy = victim.copy_in(self.number) if self.tier.partly_shut else None
+        return copy is None or self.tier.makes_room(copy.place)
 
     def _completion(
         self, page: Page, key: bytes, slot: int, place: Any, told: bytes | None

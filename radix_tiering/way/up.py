@@ -157,11 +157,12 @@ class Restorer:
 
     def _start_here(self, restore: Restore) -> bool:
         """Start it on the caller's thread, if that takes a moment: what is held of its few pages is in host memory, and
-        need not be verified first. A scheduler finds it ready then in this round, not in the next, which may be a
-        forward later. Whether it was."""
+        need not be verified first, and no tier is asked for the others. A scheduler finds it ready then in this round,
+        not in the next, which may be a forward later. Whether it was."""
         pages = len(restore.keys) + len(restore.prefix_keys)
-        if self._finder is not None or self._verify_first or self._here + pages > AT_ONCE:
+        if self._verify_first or self._here + pages > AT_ONCE:
             return False
+        found = 0
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
             some = restore.keys[start : start + PAGES_PER_HOLD]
             with self._table.lock:
@@ -169,8 +170,11 @@ class Restorer:
                 there = self._table.resident_run(held) == len(held) and self._may_start_early(len(restore.keys))
             if not there or (not held and not start):
                 return False
+            found += len(held)
             if len(held) < len(some):
                 break
+        if self.asks(len(restore.prefix_keys) + found, len(restore.keys) - found):
+            return False  # its answer is to be waited for
         if not self._here:
             self._jobs.put(self._has_its_turn)
         self._here += pages

@@ -11,7 +11,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.units import Size
-from swift_tiers.radix_tiering.bus.contract.commands import AddDevice
+from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
 from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles
 from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
@@ -205,3 +205,34 @@ def test_a_shared_bus_may_have_no_device_added_unless_directories_are_named(plac
 def test_a_tier_without_files_takes_no_device(places) -> None:
     assert "no ssd tier" in refusal(make_stack(), AddDevice(directory=str(places[1])))
     assert "restart it with more" in refusal(make_stack(ssd=memory_ssd()), AddDevice(directory=str(places[1])))
+
+
+def test_a_device_that_is_replaced_serves_what_it_has_until_it_is_gone(places) -> None:
+    """Another one is added, and the old one drained, which has the coldest pages: that these leave makes no room."""
+    stack = make_stack(host_pages=64, ssd=open_tier(places[:1]))
+    slots = stack.snapshot().stripe.capacity_units
+
+    def write(name: str, pages: int) -> None:
+        """Pages that follow nothing."""
+        for start in range(0, pages, 32):
+            for number in range(start, min(start + 32, pages)):
+                put(stack, chain((name, number)))
+            assert stack.wait_written(20)
+
+    write("old", slots)
+    obey(stack, AddDevice(directory=str(places[1])))
+    write("new", slots)
+    obey(stack, DrainDevice(device=0))
+    before = stack.snapshot()
+    write("newest", 128)
+    after = stack.snapshot()
+    assert [device.used_bytes for device in after.devices] == [device.used_bytes for device in before.devices]
+    assert after.devices[0].used_bytes == after.devices[0].capacity_bytes
+    tier = after.tiers["ssd"]
+    written = sum(stack.probe(chain(("newest", number))) for number in range(128))
+    assert written == tier.evictions - before.tiers["ssd"].evictions, "one page left for each that was written"
+    assert written + sum(tier.refusals.values()) >= 128
+    assert written > 64, "those that would have left in vain are looked at once"
+    stack.flush(memory=True, durable=False)
+    assert get(stack, chain(("old", 0))) == 1
+    check(stack)

@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.restore.plan import Strategy
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.request_restore import Readiness
 
 from support.engine import Hands, chain, close, content, in_virtual_time, make_stack, memory_ssd, namespace, wait_until
 
@@ -53,7 +54,10 @@ class Rig:
         self.keys = chain(*range(PAGES))
         self.write()
         self.array.slow_to(RATE)
-        page_seconds = GEOMETRY.page_bytes / (DEVICES * RATE)
+        self.computes_in(GEOMETRY.page_bytes / (DEVICES * RATE))
+
+    def computes_in(self, page_seconds: float) -> None:
+        """What a page is believed, and found, to take to compute; loading is believed to be as the devices are made."""
         compute = ComputeCost(fixed_seconds=0.0, token_seconds=page_seconds / GEOMETRY.tokens, pair_seconds=0.0)
         ssd_cost = SourceCost(latency_seconds=0.0, bytes_per_second=DEVICES * RATE)
         self.costs = LiveCosts(CostModel(compute=compute, sources={"ssd": ssd_cost}))
@@ -82,6 +86,28 @@ class Rig:
         self.stack.planner.choice = choice
         self.stack.restorer.release(restore)
         self.stack.restorer.flush()
+
+    def ask(self) -> int:
+        """One request, of a device that computes what does not come sooner; how many pages came."""
+        self.stack.flush(memory=True, durable=False)
+        before = self.stack.snapshot().tiers["ssd"].bytes_read
+        restore, restorer, front = self.stack.restore(self.keys, can_compute=True), self.stack.restorer, 0
+        while restorer.poll(restore) is Readiness.WAIT:
+            self.runner.sleep(0.0005)
+        while restore.under_way and front < PAGES:
+            step = restorer.step(restore, front)
+            if step.end == step.jump < PAGES:
+                self.runner.sleep(0.0005)
+                continue
+            restorer.take(restore, step)
+            assert self.costs.compute is not None
+            self.runner.sleep(self.costs.compute.seconds(step.jump * GEOMETRY.tokens, step.end * GEOMETRY.tokens))
+            front = step.end
+        restorer.split(restore)
+        restorer.release(restore)
+        restorer.flush()
+        self.runner.sleep(1.0)  # what is under way comes, and is told to the costs
+        return (self.stack.snapshot().tiers["ssd"].bytes_read - before) // GEOMETRY.page_bytes
 
     def meeting(self) -> int:
         """Where the next request would meet its pages."""
@@ -131,3 +157,16 @@ def test_without_the_slow_device_the_others_are_believed_what_they_bring(rig: Ri
     rig.load()
     assert rig.believed > 0.4
     assert rig.meeting() < slow - CHUNK
+
+
+@on_a_rig
+def test_devices_that_were_slow_for_a_while_are_read_again(rig: Rig) -> None:
+    """Nobody reads what is sooner computed, so that what they take would never be known again."""
+    rig.computes_in(GEOMETRY.page_bytes / (4 * DEVICES * RATE))
+    usual = rig.ask()
+    rig.array.slow_to(RATE / 200)
+    asked = [rig.ask() for _ in range(60)]
+    assert asked.count(0) > 50, "all is computed, nearly always"
+    rig.array.slow_to(RATE)
+    asked = [rig.ask() for _ in range(60)]
+    assert min(asked[-5:]) > usual / 2 > 0

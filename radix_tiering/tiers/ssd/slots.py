@@ -90,6 +90,10 @@ class SlotAllocator:
             self._open.remove(device)
             self._count()
 
+    def makes_room(self, placement: Placement) -> bool:
+        """Whether a slot of a page on open devices is among these."""
+        return any(device in self._open for device, _ in placement)
+
     def take(self, units: int) -> Placement | None:
         """A place for each unit, or None, and nothing taken, where the open devices have no room for all.
 

@@ -253,6 +253,13 @@ class SsdTier(Tier):
         """Whether a unit of the page lies on the device of this number."""
         return self.places.uses(place, part)
 
+    @property
+    def partly_shut(self) -> bool:
+        return self.stripes.partly_shut
+
+    def makes_room(self, place: int) -> bool:
+        return self.stripes.makes_room(self.places.placement(place))
+
     def part_facts(self, part: Any) -> dict[str, Any]:
         return {"device": self.paths[part]}
 

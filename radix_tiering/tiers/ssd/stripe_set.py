@@ -278,6 +278,17 @@ class StripeSet:
         with self._lock:
             return self._allocator.free_units
 
+    @property
+    def partly_shut(self) -> bool:
+        """Whether a device serves what it has, and takes nothing more."""
+        with self._lock:
+            return any(state.service is Service.DRAINING for state in self._devices)
+
+    def makes_room(self, placement: Placement) -> bool:
+        """Whether pages could be written where a page lies, once that is gone: on a device that takes any."""
+        with self._lock:
+            return self._allocator.makes_room(placement)
+
     def reserve(self, length: int) -> Placement | None:
         """Slots for a page of `length` bytes, round-robin over the devices in service (Swarm, Eq. 7).
 

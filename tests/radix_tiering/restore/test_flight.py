@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.restore.batch import Batch, Pick
+from swift_tiers.radix_tiering.restore.batch import AGAIN_SECONDS, Batch, Pick
 from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
 
 from support.examples import examples
@@ -316,6 +316,26 @@ def test_what_would_come_later_than_it_is_computed_is_not_loaded() -> None:
     assert batch.next_load("ssd") is None  # 12 s, but the device is there within 8
     batch.set_computing("one", False)
     assert batch.next_load("ssd") is not None  # the device works for others
+
+
+def test_a_source_that_seems_too_slow_is_tried_again_after_a_while() -> None:
+    now = 0.0
+    batch: Batch[str] = Batch(lambda: now)
+    batch.add("one", Flight(["ssd"] * 4), per_unit, {"ssd": 100.0}.get)
+    assert batch.next_load("ssd") is not None, "nobody computes it"
+    batch.answered("ssd")
+    batch.set_computing("one", True)
+    assert batch.next_load("ssd") is None
+    now = AGAIN_SECONDS
+    batch.set_computing("one", True)
+    pick = batch.next_load("ssd")
+    assert pick == Pick("one", range(2, 3))
+    assert batch.next_load("ssd") is None, "once at a time"
+    now += AGAIN_SECONDS
+    batch.set_computing("one", True)
+    assert batch.next_load("ssd") is None, "it has not answered"
+    batch.answered("ssd")
+    assert batch.next_load("ssd") is None, "it has just brought something"
 
 
 @settings(deadline=None, max_examples=examples(100))

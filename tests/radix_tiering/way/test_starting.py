@@ -13,10 +13,12 @@ from swift_tiers.ops.lab.torture.taking import KnownCosts
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
+from swift_tiers.radix_tiering.tiers.testing.model_engine import ModelStore
 from swift_tiers.radix_tiering.way import up
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
 from support.engine import GEOMETRY, chain, check, close, make_stack, memory_ssd, put, settle
+from support.remote import remote_stack, run_of, wait_sent
 
 
 def waiting(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
@@ -38,6 +40,22 @@ def test_what_is_in_host_memory_is_ready_when_it_is_asked_for(monkeypatch: pytes
     assert stack.table.pinned_pages == 4
     monkeypatch.undo()
     stack.restorer.release(restore)
+
+
+def test_a_store_that_would_not_be_asked_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a prefix is in host memory; where a part of it is not, the store's answer is waited for."""
+    stack = remote_stack(ModelStore(), sections={"host": {"verify": "beside"}})
+    keys = run_of("seq", 2)
+    put(stack, keys)
+    wait_sent(stack)
+    waiting(stack, monkeypatch)
+    whole = stack.restore(keys)
+    assert (whole.under_way, whole.pages) == (False, len(keys))
+    part = stack.restore(run_of("seq", 4))
+    assert part.under_way
+    monkeypatch.undo()
+    stack.restorer.release(whole)
+    stack.restorer.release(part)
 
 
 def test_many_at_once_are_started_by_its_own_thread_until_that_has_had_its_turn(
