@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.base.token_bucket import BURST_REQUESTS
 from swift_tiers.radix_tiering.base.units import Duration, Size
 from swift_tiers.radix_tiering.bus.contract.commands import Flush, SetPolicy
-from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
 from swift_tiers.radix_tiering.tiers.remote.engine import EngineEvent, RemoteEngine
 from swift_tiers.radix_tiering.tiers.remote.line import MOST_PAUSE
-from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS, probe_name
+from swift_tiers.radix_tiering.tiers.remote.objects import probe_name
+from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS
 from swift_tiers.radix_tiering.tiers.remote.reads import MOST_TOGETHER, OBJECTS_TOGETHER
 from swift_tiers.radix_tiering.tiers.remote.rumours import BELIEVED_SECONDS
-from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
+from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault
 from swift_tiers.radix_tiering.tiers.tier import Chain
 
 from support.engine import (
@@ -31,7 +30,6 @@ from support.engine import (
     content,
     end_all,
     get,
-    in_virtual_time,
     make_stack,
     memory_ssd,
     namespace,
@@ -40,47 +38,7 @@ from support.engine import (
     settle,
     wait_until,
 )
-from support.remote import RUN, SHAPE, remote_stack, run_of, snapshot, wait_sent
-
-
-class Machines:
-    """Servers over one store, in virtual time."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.store = ModelStore(runner=runner, seconds=0.001)
-        self.stacks: list[TierStack] = []
-
-    def server(self, **options: object) -> TierStack:
-        stack = remote_stack(self.store, runner=self.runner, **options)  # type: ignore[arg-type]
-        self.stacks.append(stack)
-        return stack
-
-    def sent(self, runs: int = 2, more: int = 0, **options: object) -> tuple[TierStack, TierStack, Sequence[bytes]]:
-        """Two servers, and a chain of so many runs and some pages more that the first one has computed and sent.
-        `options`: of the second one."""
-        first, second, keys = self.server(), self.server(**options), run_of("a", runs, more)
-        put(first, keys)
-        wait_sent(first)
-        return first, second, keys
-
-    def end(self) -> None:
-        for stack in self.stacks:
-            check(stack)
-            close(stack)
-
-    def asked(self, verb: str) -> int:
-        return sum(job.verb == verb for job in self.store.jobs)
-
-    def fail(self, verb: str, fault: EngineFault) -> None:
-        self.store.fault = lambda job: fault if job.verb == verb else EngineFault.NONE
-
-
-on_machines = in_virtual_time(Machines, Machines.end, seeds=3, most_seconds=3600.0)
-
-
-def told(stack: TierStack, kind: str) -> list[dict[str, object]]:
-    return [event.fields for event in stack.events.since() if event.kind == kind]
+from support.remote import RUN, SHAPE, Machines, on_machines, run_of, snapshot, told, wait_sent
 
 
 @on_machines

@@ -12,9 +12,9 @@ from swift_tiers.radix_tiering.base.units import Duration, Size
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.remote.objects import ObjectShape
 from swift_tiers.radix_tiering.tiers.remote.remote_tier import RemoteTier
-from swift_tiers.radix_tiering.tiers.testing.model_engine import ModelStore
+from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
 
-from support.engine import GEOMETRY, chain, make_stack, wait_until
+from support.engine import GEOMETRY, chain, check, close, in_virtual_time, make_stack, put, wait_until
 
 #: Objects of two pages, runs of two objects.
 SHAPE = ObjectShape(GEOMETRY.page_bytes, 2, 4)
@@ -74,3 +74,43 @@ def wait_sent(stack: TierStack) -> None:
     stack.restorer.flush()
     with stack.table.lock:
         assert stack.movers["remote"].wait_idle(60.0)
+
+
+class Machines:
+    """Servers over one store, in virtual time."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.store = ModelStore(runner=runner, seconds=0.001)
+        self.stacks: list[TierStack] = []
+
+    def server(self, **options: object) -> TierStack:
+        stack = remote_stack(self.store, runner=self.runner, **options)  # type: ignore[arg-type]
+        self.stacks.append(stack)
+        return stack
+
+    def sent(self, runs: int = 2, more: int = 0, **options: object) -> tuple[TierStack, TierStack, Sequence[bytes]]:
+        """Two servers, and a chain of so many runs and some pages more that the first one has computed and sent.
+        `options`: of the second one."""
+        first, second, keys = self.server(), self.server(**options), run_of("a", runs, more)
+        put(first, keys)
+        wait_sent(first)
+        return first, second, keys
+
+    def end(self) -> None:
+        for stack in self.stacks:
+            check(stack)
+            close(stack)
+
+    def asked(self, verb: str) -> int:
+        return sum(job.verb == verb for job in self.store.jobs)
+
+    def fail(self, verb: str, fault: EngineFault) -> None:
+        self.store.fault = lambda job: fault if job.verb == verb else EngineFault.NONE
+
+
+on_machines = in_virtual_time(Machines, Machines.end, seeds=3, most_seconds=3600.0)
+
+
+def told(stack: TierStack, kind: str) -> list[dict[str, object]]:
+    return [event.fields for event in stack.events.since() if event.kind == kind]

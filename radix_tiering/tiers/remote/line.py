@@ -9,14 +9,14 @@ A slot that the engine was given is the engine's until it says that it is done w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ...base.token_bucket import TokenBucket
 from .arrivals import ArrivalMemory
-from .breaker import FIRST_REST, MOST_REST, Breaker
+from .breaker import FIRST_REST, MOST_REST, Asked, Breaker
 from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, OpenEngine, RemoteEngine, Verb
-from .objects import ObjectShape
+from .objects import ObjectShape, probe_name
 
 #: How long a job may take before the child is given up, seconds.
 JOB_SECONDS = 10.0
@@ -27,6 +27,9 @@ LAST_CHANCE = 1.0
 OPEN_SECONDS, FIRST_PAUSE, MOST_PAUSE = 120.0, 1.0, 60.0
 #: An object that nobody writes: whether it is there is asked to see whether anything is answered.
 TRIAL = "st1-trial"
+#: A read that brings nothing counts as not answered where it took so many times as long as the last one that brought
+#: something, and so long at least, seconds: that an object was dropped is soon said.
+SLOW, SLOW_SECONDS = 2.0, 0.1
 AWAY = "the engine is away"
 
 
@@ -47,6 +50,7 @@ class _Job(NamedTuple):
     """What the engine was asked."""
 
     verb: Verb
+    names: Sequence[str]
     slots: Sequence[int]
     began: float
     passes: float  # when its bytes may be there, by `remote.throttle`
@@ -67,12 +71,12 @@ class EngineLine:
         ended: Callable[[str], None],
         emit: Emits,
         clock: Callable[[], float],
-        trial_seconds: float,
+        trial_seconds: Mapping[Asked, float],
         throttle: TokenBucket | None,
     ) -> None:
         """`told`: takes what a life tells, on any thread, to where `heard` is called. `ended`: told why, when a life
-        has ended and what it was asked is answered. `trial_seconds`: how soon an engine that did not answer has to
-        answer, to be asked again. `throttle`: what lets bytes through, both ways."""
+        has ended and what it was asked is answered. `trial_seconds`: how soon an engine that did not answer questions,
+        or reads, has to answer one, to be asked again. `throttle`: what lets bytes through, both ways."""
         self.ready = False  # the engine can be asked
         self.unopened = ""  # why the last life ended before it could be; empty: it did not
         self.breaker = Breaker()
@@ -98,6 +102,9 @@ class EngineLine:
         self._jobs: dict[int, _Job] = {}
         self._late: dict[int, _Job] = {}  # that nobody waits for any more
         self._held: list[EngineAnswer] = []  # whose bytes have not passed yet
+        self._read = (1, 0.0)  # objects of the last read that brought something, and its seconds
+        self._brought = ""  # an object that it brought
+        self._tries = 0  # by reads
         self._troubles: set[str] = set()  # what has been told of why nothing is asked
         self._puts_rest = 0.0  # for so long nothing is written after the last error, seconds; 0: there was none since
         self._puts_at = 0.0  # when something may be written again
@@ -124,6 +131,16 @@ class EngineLine:
             return most
         return max(1, min(most, int(seconds * self._throttle.bytes_per_second / self._shape.stride)))
 
+    def slow_seconds(self, objects: int) -> float:
+        """A read of so many objects that takes longer than this, and brings nothing, has failed: seconds."""
+        read, seconds = self._read
+        return max(SLOW_SECONDS, SLOW * seconds * max(1.0, objects / read))
+
+    def _object_to_try(self) -> str:
+        """Two in turn: a node of the store that hangs may have one of them."""
+        self._tries += 1
+        return self._brought if self._brought and self._tries % 2 == 0 else probe_name(self._shape)
+
     # ---- jobs ----
 
     def ask(
@@ -144,7 +161,7 @@ class EngineLine:
         if self._throttle is not None:
             for _ in slots:
                 passes = self._throttle.take(self._shape.stride, now)
-        self._jobs[self._number] = _Job(verb, slots, now, passes, until, done, late)
+        self._jobs[self._number] = _Job(verb, names, slots, now, passes, until, done, late)
         return True
 
     def heard(self, told: LifeEvent) -> None:
@@ -191,13 +208,27 @@ class EngineLine:
             if self._puts_rest == FIRST_REST:
                 self._emit("remote.fails", reason=error)
         elif error:
-            self._missed("remote.fails", reason=error)
+            self._missed(job, "remote.fails", reason=error)
+        elif job.verb == "put":
+            self._puts_rest = 0.0
+        elif job.verb == "get" and not any(answer.done):
+            self._judge_empty(job)
         else:
-            if job.verb == "put":
-                self._puts_rest = 0.0
-            if self.breaker.answered():
+            if job.verb == "get":
+                self._read = (len(job.slots), self._clock() - job.began)
+                self._brought = job.names[list(answer.done).index(True)]
+            if self.breaker.answered(job.verb):
                 self._troubles.clear()
                 self._emit("remote.answers_again")
+
+    def _judge_empty(self, job: _Job) -> None:
+        """A read has brought nothing: the objects were dropped, or cannot be got from where they lie, which shows by
+        the time that it took."""
+        took, passes = self._clock() - job.began, job.passes - job.began
+        if took > passes + self.slow_seconds(len(job.slots)):
+            self._missed(job, "remote.does_not_answer", seconds=round(took, 3))
+        else:
+            self.breaker.proved_nothing("get")
 
     def look_at_the_time(self, now: float) -> None:
         """Whose deadline is over is told so; what was held back has passed."""
@@ -206,15 +237,16 @@ class EngineLine:
                 self._late[number] = self._jobs.pop(number)
                 job.late()
                 self.late += 1
-                self._missed("remote.does_not_answer", seconds=round(now - job.began, 3))
+                self._missed(job, "remote.does_not_answer", seconds=round(now - job.began, 3))
         held, self._held = self._held, []
         for answer in held:
             self._answered(answer)
 
-    def _missed(self, trouble: str, **facts: object) -> None:
-        """A job was not answered in time, or not well. Where nothing is asked for that, it is told: once, though the
-        questions that are to find out whether it is over come to the same."""
-        if self.breaker.missed(self._clock()) and trouble not in self._troubles:
+    def _missed(self, job: _Job, trouble: str, **facts: object) -> None:
+        """A job was not answered in time, or not well. Where nothing is asked for that, it is told: once, though what
+        is asked to find out whether it is over comes to the same."""
+        kind: Asked = "get" if job.verb == "get" else "exists"
+        if self.breaker.missed(kind, self._clock()) and trouble not in self._troubles:
             self._troubles.add(trouble)
             self._emit(trouble, **facts)
 
@@ -310,7 +342,15 @@ class EngineLine:
         self._pause = min(MOST_PAUSE, 2 * self._pause)
 
     def _try(self, now: float) -> None:
-        """Whether it answers again: nobody waits for that."""
+        """Whether it answers again what it did not: nobody waits for that."""
+        kind = self.breaker.trial
         self.breaker.tries()
-        if not self.ask("exists", [TRIAL], (), now + self._trial_seconds, lambda there: None, lambda: None):
-            self.breaker.missed(now)
+        name, slots = TRIAL, list[int]()
+        if kind == "get":
+            name, slots = self._object_to_try(), self.slots.take(1)
+        asks = kind == "exists" or bool(slots)  # reads that it does not answer may have all slots
+        give_back = lambda came: self.slots.give_back(slots)  # noqa: E731
+        until = now + self._trial_seconds[kind]
+        if not asks or not self.ask(kind, [name], slots, until, give_back, lambda: None):
+            self.slots.give_back(slots)
+            self.breaker.missed(kind, now)

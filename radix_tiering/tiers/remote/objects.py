@@ -91,6 +91,11 @@ class ObjectNames:
         return f"st{VERSION}-{self.namespace(namespace).hex()}-{self.key(key).hex()}"
 
 
+def probe_name(shape: ObjectShape) -> str:
+    """Of the object that servers whose objects are of this shape have in common, to try reads by."""
+    return f"st1-probe-{shape.page_bytes}-{shape.pages}"
+
+
 def parse_name(name: str) -> tuple[bytes, bytes]:
     """The namespace and the last page's key that an object's name is made of, as they are called outside."""
     _, namespace, key = name.split("-")

@@ -18,7 +18,7 @@ from ...base.page import KEY_BYTES, NAMESPACE_BYTES, page_digest
 from ..tier import ReadOutcome
 from .engine import Verb
 from .line import EngineLine
-from .objects import ObjectHeader, ObjectShape, blank, unwrap, wrap
+from .objects import ObjectHeader, ObjectShape, blank, probe_name, unwrap, wrap
 
 #: Reads of it that are told one after the other: as many loads as a cost is learnt from.
 READS = 3
@@ -28,11 +28,6 @@ PROBE_SECONDS = 5.0
 PROBE_AGAIN = 60.0
 
 _NAMESPACE, _KEY = bytes(NAMESPACE_BYTES), bytes(KEY_BYTES)
-
-
-def probe_name(shape: ObjectShape) -> str:
-    """Of the object that servers whose objects are of this shape have in common."""
-    return f"st1-probe-{shape.page_bytes}-{shape.pages}"
 
 
 class CostProbe:

@@ -89,11 +89,13 @@ class ObjectReads:
         clock: Callable[[], float],
         fingerprint: Callable[[np.ndarray], bytes],
         probe: CostProbe | None,
+        told: Callable[[int, float], None],
         found: list[Callable[[], None]],
         ended: list[Callable[[], None]],
     ) -> None:
         """`found`, `ended`: what tells who has searched, and who has read. `fingerprint`: the checksum of a page in
-        host memory. `probe`: told what was found and read."""
+        host memory. `probe`: told what was found and read. `told(bytes, seconds)`: of reads that nobody has learnt
+        from, since nothing came of them, what they take at least."""
         self.counts = dict.fromkeys(("lookups", "lookups_late", "found_pages", "absent", "bad"), 0)
         self.link = LinkCounters()
         self._line = line
@@ -103,6 +105,7 @@ class ObjectReads:
         self._clock = clock
         self._fingerprint = fingerprint
         self._probe = probe
+        self._told = told
         self._found = found
         self._ended = ended
         self._wanted: OrderedDict[str, _Fetch] = OrderedDict()  # no slot yet
@@ -213,6 +216,8 @@ class ObjectReads:
 
         def done(came: Sequence[bool]) -> None:
             self._under_way -= 1
+            if not any(came):
+                self._tell_slow(len(slots), began)
             self._together = _together(len(slots), self._clock() - began)
             self.go_on()  # first: the engine goes on while what has come is copied and verified
             nbytes = 0
@@ -223,6 +228,7 @@ class ObjectReads:
 
         def late() -> None:
             self._under_way -= 1
+            self._tell_slow(len(slots), began)
             self._together = OBJECTS_TOGETHER
             for fetch in fetches:
                 self._fail(fetch, ReadOutcome.LATE if line.alive else ReadOutcome.CANCELLED)
@@ -233,6 +239,13 @@ class ObjectReads:
         if not line.ask("get", [one.name for one in fetches], slots, min(one.until for one in fetches), done, late):
             line.slots.give_back(slots)
             late()
+
+    def _tell_slow(self, objects: int, began: float) -> None:
+        """A read has brought nothing. One that took long for that takes so long at least; what failed at once, or was
+        asked for too late to be in time, says nothing of it."""
+        took = self._clock() - began
+        if self._line.alive and took > self._line.slow_seconds(objects):
+            self._told(objects * self._shape.pages * self._shape.page_bytes, took)
 
     def _settle(self, readings: Sequence[WantedPage], outcome: ReadOutcome) -> None:
         self._ended += [partial(one.read.done, outcome) for one in readings]

@@ -118,7 +118,7 @@ class RemoteTier(Tier):
             ObjectNames(self.shape, scope, secret),
             open_engine,
             runner=runner,
-            trial_seconds=self._lookup_seconds,
+            trial_seconds={"exists": self._lookup_seconds, "get": read_seconds},
             throttle=self._throttle,
             fingerprint=fingerprint,
             events=events,

@@ -15,6 +15,7 @@ from ...base.runner import Empty, Runner
 from ...base.token_bucket import TokenBucket
 from ...figures.counters import LinkCounters
 from ..tier import ReadOutcome, Write
+from .breaker import Asked
 from .engine import OpenEngine
 from .line import EngineLine, LifeEvent
 from .objects import ObjectNames, ObjectShape
@@ -47,7 +48,7 @@ class RemoteWorker:
         open_engine: OpenEngine,
         *,
         runner: Runner,
-        trial_seconds: float,
+        trial_seconds: Mapping[Asked, float],
         throttle: TokenBucket | None,
         fingerprint: Callable[[np.ndarray], bytes],
         events: EventLog | None,
@@ -83,7 +84,7 @@ class RemoteWorker:
         self._probe = CostProbe(shape, self.line, clock, told, writes) if probes else None
         self._reads = ObjectReads(
             self.line, shape, names, self.rumours,
-            clock=clock, fingerprint=fingerprint, probe=self._probe, found=self._found, ended=self._ended,
+            clock=clock, fingerprint=fingerprint, probe=self._probe, told=told, found=self._found, ended=self._ended,
         )  # fmt: skip
         self._writes = ObjectWrites(
             self.line, shape, names, self.rumours, clock=clock, fingerprint=fingerprint, ended=self._ended

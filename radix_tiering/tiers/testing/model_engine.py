@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
 import numpy as np
 
 from ...base.runner import THREADS, Runner
-from ..remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
+from ..remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, Verb
 from ..remote.objects import HEADER_BYTES
+
+VERBS: tuple[Verb, ...] = ("exists", "get", "put")
 
 
 class EngineFault(Enum):
@@ -33,11 +36,20 @@ class EngineFault(Enum):
 class ModelStore:
     """What several servers' engines share: objects by name. `fault(job)` says what becomes of a job."""
 
-    def __init__(self, *, runner: Runner = THREADS, seconds: float = 0.0, late_seconds: float = 1.0) -> None:
-        """`seconds`: that each job takes."""
+    def __init__(
+        self,
+        *,
+        runner: Runner = THREADS,
+        seconds: float | Callable[[EngineJob], float] = 0.0,
+        late_seconds: float = 1.0,
+        lanes: bool = False,
+    ) -> None:
+        """`seconds`: that each job takes. `lanes`: jobs of different verbs do not wait for each other, as in the child;
+        else one is done after the other."""
         self.runner = runner
         self.seconds = seconds
         self.late_seconds = late_seconds
+        self.lanes = lanes
         self.objects: dict[str, np.ndarray] = {}
         self.fault: Callable[[EngineJob], EngineFault] = lambda job: EngineFault.NONE
         self.jobs: list[EngineJob] = []  # that were asked, in order
@@ -49,51 +61,56 @@ class ModelStore:
 
 
 class ModelEngine:
-    """One life. Answers on a thread of its own, one job after the other."""
+    """One life. Answers on threads of its own, one or one for each verb, on each one job after the other."""
 
     def __init__(self, store: ModelStore, memory: np.ndarray, tell: Callable[[EngineEvent], None]) -> None:
         self.memory = memory
         self._store = store
         self._tell = tell
-        self._jobs: deque[EngineJob | None] = deque()
+        self._lanes: dict[Verb, deque[EngineJob]] = {verb: deque() for verb in VERBS[: None if store.lanes else 1]}
         self._wake = store.runner.condition()
         self._ended = False
         store.lives += 1
-        self._thread = store.runner.thread(self._run, "swift-model-engine")
-        self._thread.start()
+        self._threads = [
+            store.runner.thread(partial(self._run, verb), f"swift-model-engine{number or ''}")
+            for number, verb in enumerate(self._lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def ask(self, job: EngineJob) -> bool:
         self._store.jobs.append(job)
-        self._put(job)
+        with self._wake:
+            self._lanes.get(job.verb, self._lanes[VERBS[0]]).append(job)
+            self._wake.notify_all()
         return True
 
     def end(self) -> None:
         if not self._ended:
-            self._ended = True
-            self._put(None)
-            self._thread.join()
+            with self._wake:
+                self._ended = True
+                self._wake.notify_all()
+            for thread in self._threads:
+                thread.join()
 
-    def _put(self, job: EngineJob | None) -> None:
-        with self._wake:
-            self._jobs.append(job)
-            self._wake.notify_all()
-
-    def _run(self) -> None:
-        self._tell(EngineReady())
+    def _run(self, verb: Verb) -> None:
+        jobs = self._lanes[verb]
+        if verb == VERBS[0]:
+            self._tell(EngineReady())
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._jobs or self._ended)
+                self._wake.wait_for(lambda: jobs or self._ended)
                 if self._ended:
                     return
-                job = self._jobs.popleft()
-            assert job is not None
+                job = jobs.popleft()
             fault = self._store.fault(job)
             if fault is EngineFault.DIES:
                 self._tell(EngineGone("its process was ended by SIGSEGV"))
                 return
             if fault is EngineFault.HANGS:
                 continue
-            self._wait(self._store.seconds + (self._store.late_seconds if fault is EngineFault.LATE else 0.0))
+            seconds = self._store.seconds(job) if callable(self._store.seconds) else self._store.seconds
+            self._wait(seconds + (self._store.late_seconds if fault is EngineFault.LATE else 0.0))
             if self._ended:
                 return
             if fault is EngineFault.FAILS:

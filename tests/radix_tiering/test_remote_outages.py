@@ -1,0 +1,76 @@
+"""A store that does one thing and not another: what that costs those who ask it, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
+from swift_tiers.radix_tiering.tiers.remote.engine import EngineJob
+from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault
+
+from support.engine import get, put
+from support.remote import RUN, Machines, on_machines, run_of, told, wait_sent
+
+
+@pytest.mark.parametrize("way", ["late", "hangs", "nothing", "errors"])
+@pytest.mark.parametrize("from_the_start", [False, True])
+def test_a_store_that_says_what_it_has_and_does_not_bring_it_costs_a_few_requests(
+    way: str, from_the_start: bool
+) -> None:
+    """Not every one of them its deadline, for as long as that lasts."""
+
+    def seconds(job: EngineJob) -> float:
+        return {"late": 6.0, "nothing": 1.9}.get(way, 0.001) if job.verb == "get" else 0.001
+
+    def fail(machines: Machines) -> None:
+        faults = {"hangs": EngineFault.HANGS, "nothing": EngineFault.ABSENT, "errors": EngineFault.FAILS}
+        machines.store.seconds = seconds
+        machines.fail("get", faults.get(way, EngineFault.NONE))
+
+    def test(machines: Machines) -> None:
+        machines.store.lanes = True
+        first, prompts = machines.server(host_pages=256), [run_of(f"prompt {number}", 1) for number in range(40)]
+        for keys in prompts:
+            put(first, keys)
+            wait_sent(first)
+        if from_the_start:
+            fail(machines)
+        second = machines.server(probes=True)
+        machines.runner.sleep(20.0)
+        fail(machines)
+        waited = 0
+        for keys in prompts:
+            began = machines.runner.monotonic()
+            assert get(second, keys) == 0
+            waited += machines.runner.monotonic() - began > 0.1
+            machines.runner.sleep(10.0)
+        assert waited <= 3, f"{waited} of {len(prompts)} requests"
+        assert second.snapshot().remote_engine_asked == 0
+        trouble = "remote.fails" if way == "errors" else "remote.does_not_answer"
+        assert [len(told(second, kind)) for kind in (trouble, "remote.answers_again")] == [1, 0]
+        machines.store.seconds = 0.001
+        machines.fail("get", EngineFault.NONE)
+        machines.runner.sleep(5 * MOST_REST)
+        assert second.snapshot().remote_engine == "asked"
+        assert get(second, prompts[0]) == RUN
+
+    on_machines(test)(1)
+
+
+@on_machines
+def test_reads_that_were_late_teach_what_they_take_at_least(machines: Machines) -> None:
+    """Else it is believed that they take what they took when all was well, or nobody knows."""
+    machines.store.lanes = True
+    first, second = machines.server(host_pages=64), machines.server(host_pages=64)
+    prompts = [run_of(f"prompt {number}", 1) for number in range(4)]
+    for keys in prompts:
+        put(first, keys)
+        wait_sent(first)
+    machines.store.seconds = lambda job: 4.0 if job.verb == "get" else 0.001
+    for keys in prompts:
+        assert get(second, keys) == 0
+        machines.runner.sleep(MOST_REST)
+        second.tiers["remote"]._worker.line.breaker.answered("get")  # type: ignore[attr-defined]
+    seconds = second.planner.page_seconds("remote")
+    assert seconds is not None
+    assert seconds >= 0.9 * 2.0 / RUN, "a read may take two seconds"
