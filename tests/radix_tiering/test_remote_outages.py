@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
 from swift_tiers.radix_tiering.tiers.remote.engine import EngineJob
+from swift_tiers.radix_tiering.tiers.remote.objects import ObjectShape
 from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault
 
-from support.engine import get, put
-from support.remote import RUN, Machines, on_machines, run_of, told, wait_sent
+from support.engine import GEOMETRY, chain, get, put
+from support.remote import RUN, Machines, on_machines, run_of, snapshot, told, wait_sent
 
 
 @pytest.mark.parametrize("way", ["late", "hangs", "nothing", "errors"])
@@ -74,3 +79,53 @@ def test_reads_that_were_late_teach_what_they_take_at_least(machines: Machines) 
     seconds = second.planner.page_seconds("remote")
     assert seconds is not None
     assert seconds >= 0.9 * 2.0 / RUN, "a read may take two seconds"
+
+
+LONG = ObjectShape(GEOMETRY.page_bytes, 1, 32)
+
+
+def written(machines: Machines, server: TierStack, prompts: Sequence[Sequence[bytes]]) -> int:
+    """How many of the prompts, of two runs each, are found from their beginning to their end by another server."""
+    for keys in prompts:
+        put(server, keys)
+        machines.runner.sleep(60.0)
+    with server.table.lock:
+        assert server.movers["remote"].wait_idle(600.0)
+    reader = machines.server(shape=LONG, slots=64, host_pages=256)
+    machines.store.seconds = 0.001
+    return sum(get(reader, keys) == len(keys) for keys in prompts)
+
+
+@pytest.mark.parametrize("each", [0.16, 0.5, 2.0])
+def test_what_is_written_slowly_is_written_all_the_same(each: float) -> None:
+    """Runs of 32 objects, which take longer than one job may. `each`: seconds of an object."""
+
+    def test(machines: Machines) -> None:
+        machines.store.lanes = True
+        server = machines.server(shape=LONG, slots=64, host_pages=512)
+        machines.store.seconds = lambda job: each * len(job.names) if job.verb == "put" else 0.001
+        prompts = [chain(f"prompt {number}", *range(63)) for number in range(6)]
+        assert written(machines, server, prompts) >= (5 if each < 1.0 else 2)
+        assert snapshot(server).lives == 1
+        assert not told(server, "remote.does_not_answer")
+        assert snapshot(server).breaker == "closed"
+
+    on_machines(test)(1)
+
+
+@on_machines
+def test_a_link_that_we_throttle_ourselves_is_not_the_engine_being_late(machines: Machines) -> None:
+    """It lets an object through in two seconds: a run takes a minute, and a read gives up."""
+    machines.store.lanes = True
+    server = machines.server(shape=LONG, slots=64, host_pages=512, throttle=Size(LONG.stride // 2))
+    prompts = [chain("prompt", *range(63))]
+    assert written(machines, server, prompts) == 1
+    assert (snapshot(server).late, snapshot(server).lives) == (0, 1)
+    reader = machines.server(shape=LONG, slots=64, host_pages=256, throttle=Size(LONG.stride // 8))
+    for _ in range(3):
+        get(reader, prompts[0])
+    assert snapshot(reader).late
+    assert snapshot(reader).breaker == "closed"
+    machines.runner.sleep(20.0)
+    slots = reader.tiers["remote"]._worker.line.slots  # type: ignore[attr-defined]
+    assert slots.unused == len(slots)

@@ -35,10 +35,11 @@ def remote_config(**changes: Any) -> RemoteConfig:
 def remote_tier(store: ModelStore, *, runner: Runner = THREADS, slots: int = 8, **options: Any) -> RemoteTier:
     config = {name: options.pop(name) for name in list(options) if name in RemoteConfig.__struct_fields__}
     options.setdefault("read_seconds", 2.0)
+    shape = options.pop("shape", SHAPE)
     return RemoteTier(
-        options.pop("shape", SHAPE),
+        shape,
         remote_config(**config),
-        store.open(slots, SHAPE.stride),
+        store.open(slots, shape.stride),
         page_tokens=GEOMETRY.tokens,
         runner=runner,
         **options,

@@ -9,6 +9,7 @@ A slot that the engine was given is the engine's until it says that it is done w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,8 +19,9 @@ from .breaker import FIRST_REST, MOST_REST, Asked, Breaker
 from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, OpenEngine, RemoteEngine, Verb
 from .objects import ObjectShape, probe_name
 
-#: How long a job may take before the child is given up, seconds.
-JOB_SECONDS = 10.0
+#: How long a job may take before the child is given up, and one that writes, while all else is answered: seconds. To
+#: begin anew takes the store from all ranks.
+JOB_SECONDS, PUT_SECONDS = 10.0, 60.0
 #: Before an engine is given up whoever has stood still himself, as a process that was paused, hears what it has to say
 #: after all: seconds.
 LAST_CHANCE = 1.0
@@ -108,6 +110,8 @@ class EngineLine:
         self._troubles: set[str] = set()  # what has been told of why nothing is asked
         self._puts_rest = 0.0  # for so long nothing is written after the last error, seconds; 0: there was none since
         self._puts_at = 0.0  # when something may be written again
+        self._puts_late = 0  # that are still under way
+        self._well_at = -math.inf  # when something else was answered well
         self._number = 0
 
     @property
@@ -118,7 +122,7 @@ class EngineLine:
     @property
     def takes(self) -> bool:
         """Whether it may be asked to take something. Any thread."""
-        return self.open and self._clock() >= self._puts_at
+        return self.open and not self._puts_late and self._clock() >= self._puts_at
 
     @property
     def alive(self) -> bool:
@@ -192,6 +196,7 @@ class EngineLine:
                 job.done(answer.done)
         elif (job := self._late.pop(answer.number, None)) is not None:
             self.slots.give_back(job.slots)
+            self._puts_late -= job.verb == "put"
             self._last_chance = None  # as long as some come that were late, more may
 
     def _judge(self, job: _Job, answer: EngineAnswer) -> None:
@@ -202,18 +207,17 @@ class EngineLine:
             error = error or "put: it took nothing, and does not say why; its log may"
         if error:
             self.errors += 1
-        if error and job.verb == "put":
-            self._puts_rest = min(MOST_REST, max(FIRST_REST, 2 * self._puts_rest))
-            self._puts_at = self._clock() + self._puts_rest
-            if self._puts_rest == FIRST_REST:
-                self._emit("remote.fails", reason=error)
+        if job.verb == "put":
+            if error:
+                self._rest_puts(error)
+            else:
+                self._puts_rest = 0.0
         elif error:
-            self._missed(job, "remote.fails", reason=error)
-        elif job.verb == "put":
-            self._puts_rest = 0.0
+            self._missed(job.verb, "remote.fails", reason=error)
         elif job.verb == "get" and not any(answer.done):
             self._judge_empty(job)
         else:
+            self._well_at = self._clock()
             if job.verb == "get":
                 self._read = (len(job.slots), self._clock() - job.began)
                 self._brought = job.names[list(answer.done).index(True)]
@@ -226,26 +230,50 @@ class EngineLine:
         the time that it took."""
         took, passes = self._clock() - job.began, job.passes - job.began
         if took > passes + self.slow_seconds(len(job.slots)):
-            self._missed(job, "remote.does_not_answer", seconds=round(took, 3))
+            self._missed("get", "remote.does_not_answer", seconds=round(took, 3))
         else:
             self.breaker.proved_nothing("get")
 
     def look_at_the_time(self, now: float) -> None:
         """Whose deadline is over is told so; what was held back has passed."""
+        held_back = {answer.number for answer in self._held}
         for number, job in list(self._jobs.items()):
-            if now >= job.until:
-                self._late[number] = self._jobs.pop(number)
-                job.late()
-                self.late += 1
-                self._missed(job, "remote.does_not_answer", seconds=round(now - job.began, 3))
+            if now < job.until or (job.verb == "put" and number in held_back):
+                continue  # nobody waits for what is written, but for the engine
+            self._late[number] = self._jobs.pop(number)
+            self._puts_late += job.verb == "put"
+            job.late()
+            self.late += 1
+            if number not in held_back:
+                self._judge_late(job, round(now - job.began, 3))
         held, self._held = self._held, []
         for answer in held:
             self._answered(answer)
 
-    def _missed(self, job: _Job, trouble: str, **facts: object) -> None:
-        """A job was not answered in time, or not well. Where nothing is asked for that, it is told: once, though what
-        is asked to find out whether it is over comes to the same."""
-        kind: Asked = "get" if job.verb == "get" else "exists"
+    def _judge_late(self, job: _Job, seconds: float) -> None:
+        """What it says of the engine that it has not answered in time. One that writes slowly may be read from all the
+        same: whether it answers questions is asked at once."""
+        if job.verb == "put":
+            self._rest_puts(f"put: it was not done within {seconds} s")
+            if self.open:
+                self._ask_whether_it_answers(self._clock())
+        elif job.verb == "exists" or seconds > self._enough_seconds(len(job.slots)):
+            self._missed(job.verb, "remote.does_not_answer", seconds=seconds)
+
+    def _enough_seconds(self, objects: int) -> float:
+        """A read of so many objects that had no more than this, since it waited for its turn, says nothing."""
+        return min(self.slow_seconds(objects), self._trial_seconds["get"] / 2)
+
+    def _rest_puts(self, reason: str) -> None:
+        """Nothing is written for a while, which is told once."""
+        self._puts_rest = min(MOST_REST, max(FIRST_REST, 2 * self._puts_rest))
+        self._puts_at = self._clock() + self._puts_rest
+        if self._puts_rest == FIRST_REST:
+            self._emit("remote.fails", reason=reason)
+
+    def _missed(self, kind: Asked, trouble: str, **facts: object) -> None:
+        """A question or a read was not answered in time, or not well. Where nothing is asked for that, it is told:
+        once, though what is asked to find out whether it is over comes to the same."""
         if self.breaker.missed(kind, self._clock()) and trouble not in self._troubles:
             self._troubles.add(trouble)
             self._emit(trouble, **facts)
@@ -269,18 +297,24 @@ class EngineLine:
 
     def _stuck(self, now: float) -> str:
         """Why the life is to be given up, if it has nothing to say; empty: it is not."""
-        if any(now >= job.began + JOB_SECONDS for job in self._late.values()):
+        if any(now >= self._patience_ends(job) for job in self._late.values()):
             return "it does not answer, and is begun anew"
         if self.alive and not self.ready and now >= self._open_until:
             return f"it was not ready within {OPEN_SECONDS:.0f} s"
         return ""
 
+    def _patience_ends(self, job: _Job) -> float:
+        """When the life is given up for a job that is late."""
+        only_puts_are_slow = job.verb == "put" and self._well_at >= job.until
+        return job.began + (PUT_SECONDS if only_puts_are_slow else JOB_SECONDS)
+
     def due(self) -> list[float]:
         """When there is something to do for `look_at_the_time` or `go_on`."""
-        due = [job.until for job in self._jobs.values()]
-        due += [self._jobs[answer.number].passes for answer in self._held]
+        held_back = {answer.number for answer in self._held}
+        due = [self._jobs[number].passes for number in held_back]
+        due += [job.until for number, job in self._jobs.items() if job.verb != "put" or number not in held_back]
         chance = self._last_chance
-        due += [job.began + JOB_SECONDS for job in self._late.values()] if chance is None else [chance]
+        due += [self._patience_ends(job) for job in self._late.values()] if chance is None else [chance]
         if not self.alive:
             due.append(self._opens_at)
         elif not self.ready:
@@ -298,6 +332,7 @@ class EngineLine:
         jobs = list(self._jobs.values())
         self._jobs.clear()
         self._late.clear()
+        self._puts_late = 0
         self._held.clear()
         self._last_chance = None
         for job in jobs:
@@ -345,12 +380,19 @@ class EngineLine:
         """Whether it answers again what it did not: nobody waits for that."""
         kind = self.breaker.trial
         self.breaker.tries()
-        name, slots = TRIAL, list[int]()
-        if kind == "get":
-            name, slots = self._object_to_try(), self.slots.take(1)
-        asks = kind == "exists" or bool(slots)  # reads that it does not answer may have all slots
-        give_back = lambda came: self.slots.give_back(slots)  # noqa: E731
-        until = now + self._trial_seconds[kind]
-        if not asks or not self.ask(kind, [name], slots, until, give_back, lambda: None):
-            self.slots.give_back(slots)
+        asked = self._read_something(now) if kind == "get" else self._ask_whether_it_answers(now)
+        if not asked:
             self.breaker.missed(kind, now)
+
+    def _ask_whether_it_answers(self, now: float) -> bool:
+        """Whether the engine has been asked."""
+        return self.ask("exists", [TRIAL], (), now + self._trial_seconds["exists"], lambda there: None, lambda: None)
+
+    def _read_something(self, now: float) -> bool:
+        """Likewise; not without a slot: reads that it does not answer may have all of them."""
+        slots = self.slots.take(1)
+        until, give_back = now + self._trial_seconds["get"], lambda came: self.slots.give_back(slots)
+        asked = bool(slots) and self.ask("get", [self._object_to_try()], slots, until, give_back, lambda: None)
+        if not asked:
+            self.slots.give_back(slots)
+        return asked

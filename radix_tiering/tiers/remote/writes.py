@@ -25,7 +25,7 @@ from .rumours import Rumours
 OBJECTS_TOGETHER, BYTES_TOGETHER = 8, 8 << 20
 #: Runs that may be under way.
 MOST_RUNS = 2
-#: How long a run may take to be written, seconds.
+#: How long a job of a run may take, and a run may wait while nothing is being written, seconds.
 WRITE_SECONDS = 5.0
 TOO_LATE, NOT_TAKEN = "not in time", "the engine refused it"
 
@@ -33,11 +33,11 @@ TOO_LATE, NOT_TAKEN = "not in time", "the engine refused it"
 class _Run:
     """A run of pages that is being written."""
 
-    __slots__ = ("asked", "at", "until", "writes")
+    __slots__ = ("added", "asked", "at", "writes")
 
-    def __init__(self, writes: Sequence[Write], until: float) -> None:
+    def __init__(self, writes: Sequence[Write], added: float) -> None:
         self.writes = writes
-        self.until = until
+        self.added = added  # when it came
         self.asked = False  # how much is there already
         self.at = 0  # pages that are there now
 
@@ -67,27 +67,35 @@ class ObjectWrites:
         self._ended = ended
         self._runs: deque[_Run] = deque()  # that wait
         self._under_way = 0
+        self._idle_since = 0.0  # when the last one ended
+        # How much is written at a time: less where it was late, until it is soon done.
+        self._together, self._runs_together = OBJECTS_TOGETHER, MOST_RUNS
 
     def add(self, writes: Sequence[Write]) -> None:
         """A run is to be written."""
-        self._runs.append(_Run(writes, self._clock() + WRITE_SECONDS))
+        self._runs.append(_Run(writes, self._clock()))
 
     def go_on(self) -> None:
         """Begin with what waits. The engine can be asked."""
-        while self._runs and self._under_way < MOST_RUNS and self._line.takes:
+        while self._runs and self._under_way < self._runs_together and self._line.takes:
             run = self._runs.popleft()
             self._under_way += 1
             self._go_on_with(run)
 
     def look_at_the_time(self, now: float) -> None:
-        """What waited too long is given up."""
-        for run in [run for run in self._runs if now >= run.until]:
+        """What waited too long is given up, but not behind others that are being written."""
+        if self._under_way:
+            return
+        for run in [run for run in self._runs if now >= self._waits_until(run)]:
             self._runs.remove(run)
             self._give_up(run, TOO_LATE)
 
+    def _waits_until(self, run: _Run) -> float:
+        return max(run.added, self._idle_since) + WRITE_SECONDS
+
     def due(self) -> list[float]:
         """When there is something to do for `look_at_the_time`."""
-        return [run.until for run in self._runs]
+        return [] if self._under_way else [self._waits_until(run) for run in self._runs]
 
     def end(self, why: str) -> None:
         """The engine's life has ended, and what it was asked was answered: so is what waits."""
@@ -108,10 +116,10 @@ class ObjectWrites:
                 return
         if run.at == len(run.writes):
             self._rumours.is_there(record.namespace, record.key)
-            self._under_way -= 1
+            self._one_less()
             return
         objects = (len(run.writes) - run.at) // shape.pages
-        most = max(1, min(OBJECTS_TOGETHER, BYTES_TOGETHER // shape.stride, objects - 1))
+        most = max(1, min(self._together, BYTES_TOGETHER // shape.stride, objects - 1))
         taken = slots.take(most)
         if not taken:
             self._stop(run, "no arrival memory is free")
@@ -144,12 +152,15 @@ class ObjectWrites:
         def answered(there: Sequence[bool]) -> None:
             if pages and all(there):
                 self.link.count(pages, pages * self._shape.page_bytes, self._clock() - began)
+                self._faster(len(slots), self._clock() - began)
             done(there)
 
         def late() -> None:
+            if slots:
+                self._slower()
             self._stop(run, TOO_LATE if self._line.alive else AWAY)
 
-        if not self._line.ask(verb, names, slots, run.until, answered, late):
+        if not self._line.ask(verb, names, slots, began + WRITE_SECONDS, answered, late):
             self._line.slots.give_back(slots)
             self._stop(run, AWAY)
 
@@ -171,9 +182,27 @@ class ObjectWrites:
             self._ended.append(partial(write.done, Written(None, write.digest or b""), ""))
         run.at = end
 
+    def _slower(self) -> None:
+        """A job was late."""
+        self._together, self._runs_together = max(1, self._together // 2), 1
+
+    def _faster(self, objects: int, seconds: float) -> None:
+        """A job of so many objects was done in so long: twice as much is asked of it where that takes half the time
+        that it may."""
+        if 2 * self._together * seconds / objects > WRITE_SECONDS / 2:
+            return
+        if self._together == OBJECTS_TOGETHER:
+            self._runs_together = MOST_RUNS
+        self._together = min(OBJECTS_TOGETHER, 2 * self._together)
+
     def _stop(self, run: _Run, reason: str) -> None:
-        self._under_way -= 1
+        self._one_less()
         self._give_up(run, reason)
+
+    def _one_less(self) -> None:
+        """Under way."""
+        self._under_way -= 1
+        self._idle_since = self._clock()
 
     def _give_up(self, run: _Run, reason: str) -> None:
         for write in run.writes[run.at :]:
