@@ -129,3 +129,48 @@ def test_a_link_that_we_throttle_ourselves_is_not_the_engine_being_late(machines
     machines.runner.sleep(20.0)
     slots = reader.tiers["remote"]._worker.line.slots  # type: ignore[attr-defined]
     assert slots.unused == len(slots)
+
+
+def names_asked_for(machines: Machines) -> int:
+    return sum(len(job.names) for job in machines.store.jobs if job.verb == "exists")
+
+
+@on_machines
+def test_objects_that_are_lost_have_no_run_asked_for_by_all_its_names(machines: Machines) -> None:
+    """A server uses a prompt of eight runs again and again, and meets a lost object of another prompt each time."""
+    machines.store.lanes = True
+    server, other = (machines.server(shape=LONG, slots=64, host_pages=4096) for _ in range(2))
+    hot, prompts = chain("hot", *range(8 * 32 - 1)), [chain(f"prompt {number}", *range(31)) for number in range(40)]
+    for stack, keys in [(server, hot), *((other, keys) for keys in prompts)]:
+        put(stack, keys)
+        wait_sent(stack)
+    whole = set(machines.store.objects)
+    name = server.tiers["remote"]._worker.names.name  # type: ignore[attr-defined]
+    machines.store.jobs.clear()
+    for keys in prompts:
+        lost = name(server.digest, keys[3])
+        del machines.store.objects[lost]
+        assert get(server, keys) < len(keys)
+        put(server, keys)  # computed, since it did not come
+        server.restorer.used(hot)
+        wait_sent(server)
+        machines.runner.sleep(1.0)
+    assert set(machines.store.objects) == whole, "whoever meets the hole fills it"
+    assert names_asked_for(machines) <= 2 * (len(prompts) + 8)
+
+
+@on_machines
+def test_what_a_writer_asks_does_not_keep_requests_waiting(machines: Machines) -> None:
+    """It asks for every object of the runs that it has computed, by an engine that takes a millisecond for each."""
+    machines.store.lanes = True
+    first, second = (machines.server(shape=LONG, slots=64, host_pages=4096) for _ in range(2))
+    keys, wanted = chain("a", *range(16 * 32 - 1)), [chain(f"wanted {number}", *range(31)) for number in range(20)]
+    for prompt in (keys, *wanted):
+        put(first, prompt)
+        wait_sent(first)
+    machines.store.seconds = lambda job: 0.001 * len(job.names)
+    put(second, keys)  # computed here as well
+    for prompt in wanted:
+        assert get(second, prompt) == len(prompt)
+    assert snapshot(second).lookups_late == 0
+    wait_sent(second)

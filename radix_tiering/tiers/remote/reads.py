@@ -21,7 +21,7 @@ from .engine import leading
 from .line import EngineLine
 from .objects import ObjectNames, ObjectShape, blank, parse_name, tails, unwrap
 from .probe import CostProbe
-from .rumours import Rumours
+from .rumours import Rumours, RunKey
 
 #: Objects asked for in one job, and as many as that where they come soon: an engine that hangs costs one job, whole.
 OBJECTS_TOGETHER, MOST_TOGETHER = 4, 8
@@ -39,6 +39,7 @@ class RemotePlace(NamedTuple):
 
     name: str  # of its object
     at: int  # which one it is there
+    run: RunKey  # the one that it is of
 
 
 class RunSearch(NamedTuple):
@@ -67,12 +68,13 @@ def _together(objects: int, seconds: float) -> int:
 class _Fetch:
     """An object that is wanted."""
 
-    __slots__ = ("key", "name", "namespace", "readings", "until")
+    __slots__ = ("key", "name", "namespace", "readings", "run", "until")
 
     def __init__(self, first: WantedPage) -> None:
         self.name = first.place.name
         self.namespace, self.key = parse_name(self.name)  # as they are called outside
         self.readings = [first]
+        self.run = first.place.run
         self.until = first.until
 
 
@@ -128,9 +130,9 @@ class ObjectReads:
         def found(there: Sequence[bool]) -> None:
             count = leading(there)
             for end in ends[:count]:
-                self._rumours.is_there(chain.namespace, chain.keys[end])
+                self._rumours.is_there(RunKey(chain.namespace, chain.keys[end]))
             for end in ends[count:]:
-                self._rumours.is_not_there(chain.namespace, chain.keys[end])
+                self._rumours.is_not_there(RunKey(chain.namespace, chain.keys[end]))
             pages = ends[count - 1] + 1 if count else 0
             self.counts["found_pages"] += pages
             if pages and self._probe is not None:
@@ -148,10 +150,14 @@ class ObjectReads:
 
     def _places(self, chain: Chain, pages: int) -> list[RemotePlace]:
         """Of the chain's first so many pages, which end with an object. The first ones may be in the middle of one."""
+        each, run = self._shape.pages, self._shape.run
         names = [name for _, name in self._objects(chain, pages - 1)]
-        numbers = range(chain.depth, chain.depth + pages)
-        before = chain.depth // self._shape.pages
-        return [RemotePlace(names[at // self._shape.pages - before], at % self._shape.pages) for at in numbers]
+        runs = [RunKey(chain.namespace, chain.keys[end]) for end in tails(chain.depth, chain.keys[:pages], self._shape)]
+        objects_before, runs_before = chain.depth // each, chain.depth // run
+        return [
+            RemotePlace(names[at // each - objects_before], at % each, runs[at // run - runs_before])
+            for at in range(chain.depth, chain.depth + pages)
+        ]
 
     def _objects(self, chain: Chain, end: int) -> list[tuple[int, str]]:
         """The objects up to the one that ends there: the index in the chain of the last page of each, and its name."""
@@ -257,7 +263,7 @@ class ObjectReads:
     def _absent(self, fetch: _Fetch, slot: int) -> int:
         self._line.slots.give_back([slot])
         self.counts["absent"] += 1
-        self._rumours.is_gone(fetch.name, self._clock())
+        self._rumours.is_gone(fetch.name, fetch.run, self._clock())
         self._fail(fetch, ReadOutcome.ABSENT)
         return 0
 

@@ -23,6 +23,7 @@ from .breaker import BreakerState
 from .engine import OpenEngine
 from .objects import ObjectNames, ObjectShape
 from .reads import RemotePlace, RunSearch, WantedPage
+from .rumours import RunKey
 from .worker import FORGET_ARRIVED, RemoteWorker
 
 #: Tokens of a run: what is asked for by one name.
@@ -177,7 +178,7 @@ class RemoteTier(Tier):
         self._worker.put(RunSearch(chain, done, self._clock() + self._lookup_seconds))
 
     def lacks(self, namespace: bytes, key: bytes) -> bool:
-        return self._worker.rumours.lacks(namespace, key)
+        return self._worker.rumours.lacks(RunKey(namespace, key))
 
     # ---- bytes ----
 

@@ -5,15 +5,34 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...base.runner import Runner
 
 #: Of each kind so many are remembered: some MiB at most.
 MOST = 1 << 14
-#: How long an object that was not there is not asked for, seconds: somebody may write it again.
+#: How long an object that was not there is not asked for, seconds: somebody may write it again. And no sooner than that
+#: after one that was gone are all runs doubted again: a store that is full drops objects all the time.
 GONE_SECONDS = 60.0
 #: How long a run is believed to be there, seconds: engines drop what is old, and a store that was emptied tells nobody.
 BELIEVED_SECONDS = 600.0
+
+
+class RunKey(NamedTuple):
+    """What a run is called here."""
+
+    namespace: bytes
+    last: bytes  # the key of its last page
+
+
+class _Belief(NamedTuple):
+    """That a run is there."""
+
+    heard: float  # when it was last said
+    until: float  # when it is not believed any more
+
+
+_UNHEARD = _Belief(-math.inf, -math.inf)
 
 
 class Rumours:
@@ -22,37 +41,55 @@ class Rumours:
     def __init__(self, runner: Runner) -> None:
         self._lock = runner.lock()
         self._clock = runner.monotonic
-        self._there: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()  # namespace, last key of runs: until when
+        self._there: OrderedDict[RunKey, _Belief] = OrderedDict()
+        self._doubted = -math.inf  # since when what had been said before is doubted
         self._lost: OrderedDict[str, float] = OrderedDict()  # objects, by name: until when
 
-    def is_there(self, namespace: bytes, key: bytes) -> None:
-        """The run that ends with this page."""
+    def is_there(self, run: RunKey) -> None:
+        """All of it, as far as anybody knows."""
         with self._lock:
-            self._there[namespace, key] = self._clock() + BELIEVED_SECONDS
-            self._there.move_to_end((namespace, key))
+            now = self._clock()
+            self._there[run] = _Belief(now, now + BELIEVED_SECONDS)
+            self._there.move_to_end(run)
             while len(self._there) > MOST:
                 self._there.popitem(last=False)
 
-    def is_not_there(self, namespace: bytes, key: bytes) -> None:
-        """The run that ends with this page."""
+    def is_still_there(self, run: RunKey) -> None:
+        """Its last object, of one that was doubted: it is believed no longer for that."""
         with self._lock:
-            self._there.pop((namespace, key), None)
+            if run in self._there:
+                self._there[run] = self._there[run]._replace(heard=self._clock())
 
-    def lacks(self, namespace: bytes, key: bytes) -> bool:
-        """Whether nobody has said of late that this run is there."""
+    def is_not_there(self, run: RunKey) -> None:
+        """Its last object."""
         with self._lock:
-            return self._there.get((namespace, key), -math.inf) <= self._clock()
+            self._there.pop(run, None)
+
+    def lacks(self, run: RunKey) -> bool:
+        """Whether nobody has said of late that it is there, or it is doubted."""
+        with self._lock:
+            belief = self._there.get(run, _UNHEARD)
+            return belief.until <= self._clock() or belief.heard <= self._doubted
+
+    def doubts(self, run: RunKey) -> bool:
+        """Whether it is lacking only for being doubted."""
+        with self._lock:
+            belief = self._there.get(run, _UNHEARD)
+            return belief.heard <= self._doubted and self._clock() < belief.until
 
     def engine_ended(self) -> None:
         """Its store may be another one when it is begun again."""
         with self._lock:
             self._there.clear()
 
-    def is_gone(self, name: str, now: float) -> None:
-        """An object that should be there is not: what is believed of all runs is too old to be believed."""
+    def is_gone(self, name: str, run: RunKey, now: float) -> None:
+        """An object of this run that should be there is not: neither is the run, and what is believed of others is too
+        old to be believed."""
         self._lose(name, now + GONE_SECONDS)
         with self._lock:
-            self._there.clear()
+            self._there.pop(run, None)
+            if now >= self._doubted + GONE_SECONDS:
+                self._doubted = now
 
     def is_bad(self, name: str) -> None:
         """An object is not what it should be, and stays so: engines keep what came first."""

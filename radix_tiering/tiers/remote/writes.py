@@ -1,7 +1,9 @@
 """The way to the engine: runs of pages, each as objects in order, the last one when all others are there.
 
 waits --> how much is there? --(not all)--> others taken --> last one taken --> written
-              '--(all)--> written             '--(refused, late, damaged)--> given up
+  |           ^   '--(all)--> written          '--(refused, late, damaged)--> given up
+  '--(it was, but is doubted)--> is the last one? --(yes)--> written
+              '---(no)---'
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from ..tier import DAMAGED, Write, Written
 from .engine import Verb, leading
 from .line import AWAY, EngineLine
 from .objects import ObjectHeader, ObjectNames, ObjectShape, wrap
-from .rumours import Rumours
+from .rumours import Rumours, RunKey
 
 #: Objects written in one job, and bytes, where that is more than one: an engine that hangs costs one job, whole, and
 #: whoever asks what is there waits while they are copied and verified, a millisecond or two.
 OBJECTS_TOGETHER, BYTES_TOGETHER = 8, 8 << 20
+#: Objects asked for in one question: those of requests, which hardly wait, wait behind it.
+NAMES_TOGETHER = 4
 #: Runs that may be under way.
 MOST_RUNS = 2
 #: How long a job of a run may take, and a run may wait while nothing is being written, seconds.
@@ -38,7 +42,7 @@ class _Run:
     def __init__(self, writes: Sequence[Write], added: float) -> None:
         self.writes = writes
         self.added = added  # when it came
-        self.asked = False  # how much is there already
+        self.asked = False  # what is there already
         self.at = 0  # pages that are there now
 
 
@@ -106,16 +110,15 @@ class ObjectWrites:
 
     def _go_on_with(self, run: _Run) -> None:
         """Ask how much is there; write from there on, and its last object when all others are there."""
-        record, shape, slots = run.writes[-1].record, self._shape, self._line.slots
+        shape, slots = self._shape, self._line.slots
         if not run.asked:
             run.asked = True
             names = [self._name(one) for one in run.writes[shape.pages - 1 :: shape.pages]]
             if self._rumours.first_lost(list(enumerate(names)), self._clock()) >= len(names):
-                # All of them: engines drop one and keep the next, and the last one says nothing of those before it.
-                self._ask(run, "exists", names, (), 0, lambda there: self._found(run, there))
+                self._ask_what_is_there(run, names)
                 return
         if run.at == len(run.writes):
-            self._rumours.is_there(record.namespace, record.key)
+            self._rumours.is_there(self._key(run))
             self._one_less()
             return
         objects = (len(run.writes) - run.at) // shape.pages
@@ -133,6 +136,42 @@ class ObjectWrites:
                 return
             names.append(self._name(writes[-1]))
         self._ask(run, "put", names, taken, len(taken) * shape.pages, lambda done: self._taken(run, taken, done))
+
+    def _ask_what_is_there(self, run: _Run, names: Sequence[str]) -> None:
+        """All of its objects: engines drop one and keep the next, and the last one says nothing of those before it. But
+        only the last one, by which others find it, where all were there not long ago: there may be many such runs."""
+
+        def still(there: Sequence[bool]) -> None:
+            if there[0]:
+                self._rumours.is_still_there(self._key(run))
+                self._written(run, len(run.writes))
+                self._one_less()
+            else:
+                self._ask_for_names(run, names, 0)
+
+        if self._rumours.doubts(self._key(run)):
+            self._ask(run, "exists", names[-1:], (), 0, still)
+        else:
+            self._ask_for_names(run, names, 0)
+
+    def _ask_for_names(self, run: _Run, names: Sequence[str], first: int) -> None:
+        """From this one on, a few at a time, until one is missing."""
+        some = names[first : first + NAMES_TOGETHER]
+
+        def found(there: Sequence[bool]) -> None:
+            count = first + leading(there)
+            if count == first + len(some) < len(names):
+                self._ask_for_names(run, names, count)
+            else:
+                self._written(run, count * self._shape.pages)
+                self._go_on_with(run)
+
+        self._ask(run, "exists", some, (), 0, found)
+
+    @staticmethod
+    def _key(run: _Run) -> RunKey:
+        last = run.writes[-1].record
+        return RunKey(last.namespace, last.key)
 
     def _name(self, last: Write) -> str:
         """Of the object that ends with this page."""
@@ -163,10 +202,6 @@ class ObjectWrites:
         if not self._line.ask(verb, names, slots, began + WRITE_SECONDS, answered, late):
             self._line.slots.give_back(slots)
             self._stop(run, AWAY)
-
-    def _found(self, run: _Run, there: Sequence[bool]) -> None:
-        self._written(run, leading(there) * self._shape.pages)
-        self._go_on_with(run)
 
     def _taken(self, run: _Run, slots: Sequence[int], taken: Sequence[bool]) -> None:
         self._line.slots.give_back(slots)
