@@ -76,7 +76,7 @@ LINES: Mapping[str, LoggedEvent] = {
     ),
     "remote.fails": LoggedEvent(
         logging.WARNING,
-        "the remote engine answers with errors: {reason}; it is not asked for a while, see its own log",
+        "the remote engine fails: {reason}; that is not asked of it for a while, see its own log",
         ("reason",),
     ),
     "remote.does_not_answer": LoggedEvent(

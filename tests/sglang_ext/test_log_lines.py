@@ -41,7 +41,7 @@ def test_what_is_wrong_with_the_remote_engine_is_said_with_its_reason(caplog) ->
     opened, fails = said.lines()
     assert "cannot be opened: no library of it is installed; " in opened
     assert "`swift-tiers doctor`" in opened
-    assert "errors: put: OSError('refused'); it is not asked for a while" in fails
+    assert "fails: put: OSError('refused'); that is not asked of it for a while" in fails
 
 
 def test_the_same_news_is_said_once_a_minute_and_how_often_it_came(caplog) -> None:
