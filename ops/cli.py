@@ -6,17 +6,17 @@ Subcommands import what is slow to import (torch, sglang, numpy) only when they 
 from __future__ import annotations
 
 import argparse
-import select
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
 from .base.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from .base.model import ModelError
+from .base.output import has_no_reader
 from .commands import (
     bench_command,
     config_command,
@@ -115,16 +115,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Only argparse itself exits by SystemExit."""
+    code = 0
     try:
         try:
-            return _run(argv)
+            code = _run(argv)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # what has no reader is noticed here, not when Python ends
     except BrokenPipeError:
-        # Who read our output has seen enough (`| head`); Python must not try to flush it once more.
+        # Who read our output has seen enough (`| head`); Python must not try to flush it once more. What a command
+        # that had ended by then has found out stands.
         sys.stdout = None  # type: ignore[assignment]
-        return 0
+    return code
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -157,14 +159,3 @@ def _fail(message: str, code: int, verbose: bool) -> int:
     line = " ".join(message.splitlines())
     print(f"swift-tiers: error: {text(line)}", file=sys.stderr)
     return code
-
-
-def has_no_reader(stream: TextIO) -> bool:
-    """Whether it is a pipe whose other end is closed; a pipe to a child of ours may have broken instead."""
-    try:
-        number = stream.fileno()
-    except (OSError, ValueError):
-        return False
-    poll = select.poll()
-    poll.register(number, 0)
-    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))

@@ -69,6 +69,7 @@ class Writer:
     def __init__(self, path: Path, head: Head) -> None:
         """Raises RecordingError; a file that is there is never overwritten."""
         self.size = 0
+        self._path = path
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -98,6 +99,16 @@ class Writer:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def discard(self) -> None:
+        """Close it, and take the file away again, unless another one has its name by now."""
+        try:
+            if os.path.samestat(os.fstat(self._file), os.lstat(self._path)):
+                os.unlink(self._path)
+        except OSError:
+            pass  # it is gone, or stays: nothing is in it
+        finally:
+            self.close()
 
 
 class Reader:

@@ -60,6 +60,7 @@ class RecordingFeed(Feed):
         self._before: dict[entries.Path, entries.Fields] | None = None
         self._whole_at = 0.0
         self._lost = ""
+        self._seen = False  # a look at all
         self._answers: dict[ViewQuestion, list[Any]] = {}  # as they were written last, without what time alone changes
         self._writer: Writer | None = Writer(path, Head(feed.name, feed.nature.value, wall(), version))
 
@@ -95,6 +96,7 @@ class RecordingFeed(Feed):
         self._feed.close()
 
     def _write_look(self, look: Look) -> None:
+        self._seen = True
         found, now = entries.entries_of(look.snapshot), self._at()
         if self._before is None or now - self._whole_at >= WHOLE_SECONDS:
             self._whole_at = now
@@ -106,6 +108,9 @@ class RecordingFeed(Feed):
         self._before = None if reason else found
         if reason:
             self._write(now, FrameKind.LOST, reason)
+        if self._writer is not None:
+            told = f"NOT RECORDED: {reason}" if reason else f"recorded to {self._path}"
+            self.name = f"{self._feed.name}, {told}"
         if look.items and self._write(now, FrameKind.EVENTS, look.items):
             self._write(now, FrameKind.EVENTS, tuple(map(_recordable, look.items)))
 
@@ -127,7 +132,10 @@ class RecordingFeed(Feed):
 
     def _end(self, why: str = "") -> None:
         if self._writer is not None:
-            self._writer.close()
+            if self._seen:
+                self._writer.close()
+            else:  # there is nothing to play, and the name is free for the next time
+                self._writer.discard()
             self._writer = None
             self.name = f"{self._feed.name}, {why}" if why else self._feed.name
 

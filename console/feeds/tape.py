@@ -36,7 +36,7 @@ class Tape:
             frames = self._reader.frames
             looks = [frame for frame in frames if frame.kind in (FrameKind.WHOLE, FrameKind.CHANGES)]
             if not looks or looks[0].kind != FrameKind.WHOLE:
-                raise RecordingError(f"{path}: holds no look: Redis was not reached while it was recorded")
+                raise RecordingError(f"{path}: holds no look: {self._why_none(frames)}")
             self._looks = looks
             self.times = [frame.at for frame in looks]
             self._events = [frame for frame in frames if frame.kind == FrameKind.EVENTS]
@@ -49,6 +49,11 @@ class Tape:
         except BaseException:
             self._reader.close()
             raise
+
+    def _why_none(self, frames: list[FramePlace]) -> str:
+        """The last reason that was written in place of a look."""
+        lost = [frame for frame in frames if frame.kind == FrameKind.LOST]
+        return self._reader.read(lost[-1], str) if lost else "it ended before the first one"
 
     def close(self) -> None:
         self._reader.close()

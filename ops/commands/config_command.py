@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from ..base.arguments import place_argument
 from ..base.errors import USAGE, CommandError
 
 SUMMARY = "explain, print or check the configuration"
@@ -18,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--explain", action="store_true", help="every field with its type, default and meaning")
     action.add_argument("--markdown", action="store_true", help="the same as the table of docs/configuration.md")
     action.add_argument("--defaults", action="store_true", help="the configuration that no file gives, as JSON")
-    action.add_argument("--check", metavar="FILE", help="check a TOML or JSON file, and the directories it names")
+    action.add_argument(
+        "--check", type=place_argument, metavar="FILE", help="check a TOML or JSON file, and the directories it names"
+    )
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="with --check: schedulers of the server, tp size x dp size"
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..base.arguments import path_argument
 from ..base.errors import USAGE, CommandError
 from .console_once import print_once, view_named
 from .inspect.bus import add_bus_arguments, bus_config, seconds_argument
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--readonly", action="store_true", help="without any command to servers")
     parser.add_argument("--author", help="who steers, for the audit (default: user@host)")
     parser.add_argument("--demo", action="store_true", help="simulated servers: nothing is needed, and nothing is real")
-    parser.add_argument("--record", metavar="FILE", type=Path, help="write down what the bus says, for `replay`")
+    parser.add_argument(
+        "--record", metavar="FILE", type=path_argument, help="write down what the bus says, for `replay`"
+    )
 
 
 def add_screen_arguments(parser: argparse.ArgumentParser) -> None:

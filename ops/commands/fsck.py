@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,10 @@ from swift_tiers.radix_tiering.base.errors import FormatError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
+from ..base.arguments import path_argument
 from ..base.errors import FOUND, USAGE, CommandError
+from ..base.new_file import check_new_file, write_new_file
+from ..base.output import reader_may_leave
 from ..base.progress import progress
 
 if TYPE_CHECKING:
@@ -48,7 +52,9 @@ class Checked(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="directory, device file or block device")
+    parser.add_argument(
+        "paths", nargs="+", type=path_argument, metavar="PATH", help="directory, device file or block device"
+    )
     parser.add_argument("--repair", action="store_true", help="mend what can be mended")
     parser.add_argument(
         "--forget-missing",
@@ -56,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --repair: devices that are not named here are gone for good, and not missed any more",
     )
     parser.add_argument("--headers-only", action="store_true", help="do not read the pages themselves: much faster")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
+    parser.add_argument("--json", type=path_argument, metavar="FILE", help="write the findings there")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,16 +70,60 @@ def run(options: argparse.Namespace) -> int:
 
     if options.forget_missing and not options.repair:
         raise CommandError("--forget-missing changes what the devices say: give --repair too", USAGE)
-    console = Terminal()
-    results, unknown = [], dict[str, str]()
+    check_new_file("--json", options.json)
+    findings = FsckFindings(removed=options.repair)
+    try:
+        examine(findings, options)
+        if options.json is not None:
+            write_new_file("--json", options.json, json.dumps(findings.content, indent=1).encode() + b"\n")
+    finally:
+        # Only now, and also before an error: a reader that leaves must end neither a check nor a repair.
+        with reader_may_leave():
+            findings.show(Terminal())
+    return 0 if findings.sound else FOUND
+
+
+@dataclass
+class FsckFindings:
+    """About all that was named, so far."""
+
+    removed: bool  # what remained of devices
+    remains: dict[Path, str] = field(default_factory=dict)  # and why they are no devices
+    results: list[Checked] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)  # files that are of no set, and why
+
+    @property
+    def sound(self) -> bool:
+        return not self.unknown and all(one.sound for one in self.results) and (self.removed or not self.remains)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "sound": self.sound,
+            "stripe_sets": [describe(result) for result in self.results],
+            "remains": {str(path): what for path, what in self.remains.items()},
+            "no_set": self.unknown,
+        }
+
+    def show(self, console: Console) -> None:
+        for path, what in self.remains.items():
+            outcome = f"repaired: {path}: removed" if self.removed else f"warning: {path}: {what}; --repair removes it"
+            console.print(outcome, soft_wrap=True)
+        for names, why in self.unknown.items():
+            console.print(f"error: {names}: {why}", soft_wrap=True)
+        for result in self.results:
+            show(result, console)
+
+
+def examine(findings: FsckFindings, options: argparse.Namespace) -> None:
+    """Check everything, and repair it if asked to. Raises CommandError, SwiftTiersError; what was found is kept."""
     devices = find_devices(options.paths)
-    remains = find_remains(options.paths, devices)
-    for path, what in remains.items():
+    for path, what in find_remains(options.paths, devices).items():
         if options.repair:
             _remove(path)
-        outcome = f"repaired: {path}: removed" if options.repair else f"warning: {path}: {what}; --repair removes it"
-        console.print(outcome, soft_wrap=True)
-    groups = group_by_set([path for path in devices if path not in remains])
+        findings.remains[path] = what
+    groups = group_by_set([path for path in devices if path not in findings.remains])
     for paths in groups:
         try:
             result = check_set(
@@ -86,22 +136,9 @@ def run(options: argparse.Namespace) -> int:
             if len(groups) == 1:
                 raise
             # As files that were made, and have never joined a set.
-            names = ", ".join(map(str, paths))
-            unknown[names] = str(error)
-            console.print(f"error: {names}: {error}", soft_wrap=True)
+            findings.unknown[", ".join(map(str, paths))] = str(error)
             continue
-        show(result, console)
-        results.append(result)
-    sound = not unknown and all(result.sound for result in results) and (options.repair or not remains)
-    if options.json is not None:
-        content = {
-            "sound": sound,
-            "stripe_sets": [describe(result) for result in results],
-            "remains": {str(path): what for path, what in remains.items()},
-            "no_set": unknown,
-        }
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if sound else FOUND
+        findings.results.append(result)
 
 
 def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, str]:
@@ -113,7 +150,8 @@ def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, s
     for folder in sorted(folders):
         remains.update((_real(one), "half-made, by a server that was killed") for one, _ in half_made(folder))
     for path in devices:
-        if is_empty_file(path) and path.lstat().st_uid == os.geteuid():
+        # Whatever else is empty is somebody's, and was named by mistake.
+        if path.match(f"{PATTERN}*") and is_empty_file(path) and path.lstat().st_uid == os.geteuid():
             remains[path] = "is empty: nothing of it is left, and the next start makes it anew"
     return remains
 

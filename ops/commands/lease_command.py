@@ -125,11 +125,11 @@ def _number(action: str, value: str) -> int:
     return int(value)
 
 
-def _limit(value: str) -> int | None:
-    """Bytes."""
-    from swift_tiers.radix_tiering.base.units import Size
+def _limit(value: str) -> str | int | None:
+    from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError
+    from swift_tiers.radix_tiering.bus.contract.policy_values import written_limit
 
     try:
-        return None if value == "none" else int(Size.parse(value))
-    except ValueError as error:
+        return None if value == "none" else written_limit(value)
+    except CommandRefusedError as error:
         raise CommandError(f"lease cap: {error}, or none", USAGE) from None

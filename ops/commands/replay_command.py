@@ -8,15 +8,15 @@ needed. A file whose end is missing is played up to there.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from ..base.arguments import path_argument
 from . import console_command
 
 SUMMARY = "play a recording of the console"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="what `console --record` wrote")
+    parser.add_argument("file", metavar="FILE", type=path_argument, help="what `console --record` wrote")
     parser.add_argument("--at", type=float, default=0.0, metavar="SECONDS", help="begin there, not at the beginning")
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="FACTOR", help="from 1/16 to 64 (default: 1)")
     parser.add_argument("--paused", action="store_true", help="do not play yet")

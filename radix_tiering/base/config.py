@@ -9,6 +9,9 @@ from msgspec import Meta
 
 from .units import Duration, Size
 
+#: Of tokens or uses: more than there are anywhere, and what every program can hold that reads them off the bus.
+MOST_COUNT = 2**31 - 1
+
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Base of the configuration's sections."""
@@ -141,10 +144,13 @@ class PolicyConfig(Section, frozen=True):
         Meta(description="Which pages go to ssd: all, those used again, or those of long prefixes"),
     ] = "always"
     admission_uses: Annotated[
-        int, Meta(ge=1, description="With ssd_admission = reuse: uses, the first included, that admit a page")
+        int,
+        Meta(
+            ge=1, le=MOST_COUNT, description="With ssd_admission = reuse: uses, the first included, that admit a page"
+        ),
     ] = 2
     admission_tokens: Annotated[
-        int, Meta(ge=0, description="With ssd_admission = size: tokens of a prefix that admit its pages")
+        int, Meta(ge=0, le=MOST_COUNT, description="With ssd_admission = size: tokens of a prefix that admit its pages")
     ] = 1024
     restore_deadline: Annotated[
         Duration,
@@ -297,9 +303,9 @@ class RemoteConfig(Section, frozen=True):
             "prefixes (policy.admission_tokens), all, or none, so that it is only read"
         ),
     ] = "reuse"
-    min_tokens: Annotated[int, Meta(ge=1, description="For fewer tokens, that no other tier has, nobody is asked")] = (
-        512
-    )
+    min_tokens: Annotated[
+        int, Meta(ge=1, le=MOST_COUNT, description="For fewer tokens, that no other tier has, nobody is asked")
+    ] = 512
     lookup_deadline: Annotated[
         Duration, Meta(description="How long a request waits to hear whether pages are there, 1ms to 1s")
     ] = Duration(0.02)
@@ -346,6 +352,7 @@ class RestoreConfig(Section, frozen=True):
         int,
         Meta(
             ge=1,
+            le=MOST_COUNT,
             description="Tokens that are recomputed between two looks at what has arrived; more where each forward "
             "costs much, whatever it computes",
         ),

@@ -488,6 +488,28 @@ def test_what_no_file_can_hold_is_a_look_that_is_missing_and_no_more(tmp_path: P
         assert not tape.lost(4.5)
 
 
+def test_that_nothing_can_be_recorded_is_said_while_it_is_and_when_it_is_played(tmp_path: Path) -> None:
+    path, feed = tmp_path / "one", ChangingFeed()
+    feed.too_large = True
+    recording = RecordingFeed(feed, path, "1", monotonic=Clock())
+    recording.look()
+    assert "NOT RECORDED: it cannot be recorded" in recording.name
+    recording.close()
+    with pytest.raises(RecordingError, match="holds no look: it cannot be recorded"):
+        RecordedFeed(path)
+
+
+def test_a_recording_without_a_look_is_taken_away_and_nobody_elses_file(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    RecordingFeed(ChangingFeed(), path, "1").close()
+    assert not path.exists()
+    recording = RecordingFeed(ChangingFeed(), path, "1")
+    path.unlink()
+    path.write_text("mine")
+    recording.close()
+    assert path.read_text() == "mine"
+
+
 def test_a_forgotten_recording_ends(tmp_path: Path) -> None:
     clock = Clock()
     recording = RecordingFeed(WorldFeed(), tmp_path / "a.rec", "0.1.0", monotonic=clock, most_bytes=30_000)

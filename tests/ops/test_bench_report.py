@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.commands.bench.report import MISSED, Figure, finish, take_turns
+from swift_tiers.ops.base import CommandError
+from swift_tiers.ops.commands.bench.report import MISSED, Figure, finish, parser, take_turns
 from swift_tiers.ops.lab.bench import attention
 
 
@@ -50,6 +51,18 @@ def test_what_is_smaller_than_its_bounds_are_for_is_held_against_none(
     assert said == "name: smaller than its bounds are for; they are not applied"
     assert closing == "name: slow=1x"
     assert json.loads((tmp_path / "report.json").read_text())["smaller"] is True
+
+
+def test_figures_are_written_over_nothing_and_that_is_known_before_anything_is_measured(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for path in (mine, tmp_path, tmp_path / "a.stripe", tmp_path / "no" / "file"):
+        with pytest.raises(CommandError, match=r"give another|name another"):
+            parser("name", None, rounds=1).parse_args(["--json", str(path)])
+    with pytest.raises(CommandError, match="is there already"):
+        finish("name", [], {}, mine)
+    assert mine.read_text() == "mine"
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
 
 
 def test_attention_holds_chunks_against_one_piece_and_the_rest_against_torch_native() -> None:

@@ -168,6 +168,23 @@ def test_a_file_is_not_recorded_over(tmp_path: Path, capsys: Capture) -> None:
     assert path.read_text() == "mine"
 
 
+def test_a_bus_that_was_never_reached_leaves_no_recording(tmp_path: Path, capsys: Capture) -> None:
+    """The same command can be given again."""
+    path = tmp_path / "a.rec"
+    words = ("console", "--once", "--url", "redis://127.0.0.1:1", "--record", str(path))
+    for _ in range(2):
+        assert "not reachable" in refused(capsys, *words)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("words", [("replay", ""), ("console", "--directory", ""), ("console", "--record", "")])
+def test_an_empty_path_is_refused(words: tuple[str, ...], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "an empty name is no path" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("speed", ["0", "65", "fast", "nan"])
 def test_speeds_that_there_are_not_are_refused(speed: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:

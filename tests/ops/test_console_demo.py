@@ -503,7 +503,8 @@ def test_a_policy_is_changed(steered: Demo) -> None:
         ("gamma", SetPolicy(field="eviction", value="best"), "policy.eviction"),
         ("gamma", CapLending(limit=None), "does not lend"),
         ("alpha", DrainDevice(device=0), "no ssd tier"),
-        ("alpha", CapTier(tier="ssd", limit=1), "no ssd tier"),
+        ("alpha", CapTier(tier="ssd", limit="1MiB"), "no ssd tier"),
+        ("gamma", CapTier(tier="host", limit=1), "write its unit"),
         ("gamma", CapTier(tier="host", limit="much"), "limit:"),
     ],
 )

@@ -319,6 +319,10 @@ def test_options_that_cannot_work(words: list[str], capsys: pytest.CaptureFixtur
 def test_options_that_name_bad_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     assert cli.main(["demo", "--json", str(tmp_path / "no" / "file")]) == 2
+    (tmp_path / "mine").write_text("mine")
+    for more in ([], ["--remote"]):
+        assert cli.main(["demo", *more, "--json", str(tmp_path / "mine")]) == 2
+    assert (tmp_path / "mine").read_text() == "mine"
     assert cli.main(["demo", "--model-path", str(tmp_path / "model")]) == 1
     assert all(line.startswith("swift-tiers: error: ") for line in capsys.readouterr().err.splitlines())
 

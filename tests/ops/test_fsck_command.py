@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -215,3 +217,77 @@ def test_a_silent_device_is_reported_and_holds_nobody_up(tmp_path: Path, monkeyp
     monkeypatch.undo()
     again = check_set(paths, repair_it=False, payloads=True)
     assert again.report.complete == PAGES, "repairing without a device cost the pages that it has a part of"
+
+
+# ---- what is not written over, not removed, and not left undone ----
+
+
+def test_findings_are_written_over_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` takes no value elsewhere: what stands behind it is easily the first device."""
+    paths = make_set(tmp_path)
+    before = paths[0].read_bytes()
+    assert cli.main(["fsck", "--json", *map(str, paths)]) == CODE_USAGE
+    (tmp_path / "mine").write_text("mine")
+    for name, said in (
+        ("mine", "is there already; give another name"),
+        (".", "is there already"),
+        ("new.stripe", "is a name of device files"),
+        ("no/folder", "name another file"),
+    ):
+        capsys.readouterr()
+        assert cli.main(["fsck", "--repair", "--json", str(tmp_path / name), str(tmp_path)]) == CODE_USAGE
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert said in err
+    assert paths[0].read_bytes() == before
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "new.stripe").exists()
+
+
+def test_a_file_for_findings_is_there_only_with_findings(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    (tmp_path / "nothing").mkdir()
+    assert cli.main(["fsck", "--json", str(out), str(tmp_path / "nothing")]) == 1
+    assert not out.exists()
+
+
+def test_an_empty_name_is_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fsck", "--repair", ""])
+    assert ended.value.code == CODE_USAGE
+    assert "an empty name is no path" in capsys.readouterr().err
+
+
+def test_only_what_servers_call_a_device_is_removed(tmp_path: Path) -> None:
+    mine, device = tmp_path / "flag", tmp_path / "swift-tiers-dp0-tp3.stripe"
+    for path in (mine, device):
+        path.touch()
+    assert cli.main(["fsck", "--repair", str(mine)]) == 1
+    assert mine.exists()
+    assert cli.main(["fsck", "--repair", str(device)]) == CODE_SOUND
+    assert not device.exists()
+
+
+def test_a_reader_that_leaves_changes_neither_repair_nor_verdict(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        damage_payload(make_set(tmp_path / name)[0])
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "swift_tiers.ops", "fsck", str(tmp_path)]
+    for more, code in (([], CODE_FOUND), (["--repair", "--json", str(out)], CODE_SOUND)):
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            assert subprocess.run([*command, *more], stdout=writing, check=False, timeout=120).returncode == code
+        finally:
+            os.close(writing)
+    assert [one["sound"] for one in json.loads(out.read_text())["stripe_sets"]] == [True, True]
+
+
+def test_what_was_found_is_shown_before_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_set(tmp_path / "one")
+    array = open_array(make_set(tmp_path / "two"))
+    try:
+        assert cli.main(["fsck", str(tmp_path)]) == 1
+    finally:
+        array.close()
+    assert capsys.readouterr().out.count("stripe set ") == 1

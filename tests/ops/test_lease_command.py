@@ -59,6 +59,7 @@ def lease(redis: RealRedis, capsys: pytest.CaptureFixture[str]) -> Lease:
         (["unpin", "al.pha", "7"], UnpinLease(lease=7)),
         (["cap", "al.pha", "1.5GiB"], CapLending(limit=3 * 2**29)),
         (["cap", "al.pha.dp0-tp0", "0"], CapLending(limit=0, rank="dp0-tp0")),
+        (["cap", "al.pha", "512KiB"], CapLending(limit="524288B")),
         (["cap", "al.pha", "none"], CapLending()),
     ],
 )
@@ -86,6 +87,7 @@ def test_every_command_arrives_as_it_was_meant(
         (["pin", "al.pha", "0"], "'0' is no lease"),
         (["pin", "al.pha", "1", "--borrower", "beta.dp0-tp0"], "takes no --borrower"),
         (["cap", "al.pha", "much"], "'much' is not a size"),
+        (["cap", "al.pha", "8"], "limit: 8 would be 8 bytes; write its unit, as 8GiB, or 0 for nothing"),
         (["cap", "al.pha", "1GiB", "--watch"], "takes no --watch"),
         (["cap", "al.pha", "1GiB", "--server", "beta"], "takes no --server"),
         (["cap", "al.pha", "1GiB", "more"], "unrecognized arguments"),

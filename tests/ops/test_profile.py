@@ -15,7 +15,7 @@ from rich.console import Console
 from swift_tiers.ops import cli
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands.profile.measure import Measurement
-from swift_tiers.ops.commands.profile.procedure import make_profile
+from swift_tiers.ops.commands.profile.procedure import check_out, make_profile
 from swift_tiers.ops.commands.profile.report import show
 from swift_tiers.ops.commands.profile.session import PromptTiming, ServedModel
 from swift_tiers.ops.commands.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
@@ -335,6 +335,17 @@ def test_mistakes_are_errors_in_one_line(
     assert (code, out) == (2, "")
     assert error.count("\n") == 1
     assert named in error
+
+
+def test_a_profile_is_written_over_profiles_alone(tmp_path: Path) -> None:
+    made, mine = tmp_path / "made.json", tmp_path / "mine.json"
+    save_profile(make_profile("model", SERVED, CHUNK, measure(ModelServer(), "host")), made)
+    mine.write_text("{}")
+    check_out(made)
+    check_out(tmp_path / "new.json")
+    for path in (mine, tmp_path):
+        with pytest.raises(CommandError, match="is there already, and no profile; give another name"):
+            check_out(path)
 
 
 def test_who_has_no_home_has_to_say_where(model: Path, homeless: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AnyCommand,
     CapLending,
@@ -11,6 +10,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     RecallLeases,
     UnpinLease,
 )
+from swift_tiers.radix_tiering.bus.contract.policy_values import written_limit
 from swift_tiers.radix_tiering.bus.hear.figures import size, text
 from swift_tiers.radix_tiering.bus.hear.lease_pairs import Pair, PairedLease
 
@@ -73,9 +73,9 @@ def _lent(pair: Pair) -> str:
     return f"{size(view.bytes)} in {view.leases if view.leases is not None else 'all'} leases"
 
 
-def _limit(typed: str) -> int | None:
-    """Bytes. Raises CommandRefusedError."""
+def _limit(typed: str) -> str | int | None:
+    """Raises CommandRefusedError."""
     try:
-        return None if typed == "none" else int(Size.parse(typed))
-    except ValueError as error:
+        return None if typed == "none" else written_limit(typed)
+    except CommandRefusedError as error:
         raise CommandRefusedError(f"cap lending: {error}, or none") from None

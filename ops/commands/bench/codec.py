@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import check_unit_bytes, unit_co
 from swift_tiers.sglang_ext.pools.device_pool import DevicePool, HostMemoryPool
 from swift_tiers.sglang_ext.pools.encoded_pool import EncodedPool
 
+from ...base.arguments import path_argument
 from ...base.errors import CommandError
 from ...base.model import demo_model, pythons_manual
 from .report import Figure, finish, parser
@@ -112,9 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     form = parser("codec", __doc__, rounds=1)
     form.add_argument(
-        "--model-path", type=Path, metavar="DIR", help="Hugging Face directory (default: the demo's model)"
+        "--model-path", type=path_argument, metavar="DIR", help="Hugging Face directory (default: the demo's model)"
     )
-    form.add_argument("--text", type=Path, metavar="FILE", help="what is read (default: the manual that Python brings)")
+    form.add_argument(
+        "--text", type=path_argument, metavar="FILE", help="what is read (default: the manual that Python brings)"
+    )
     form.add_argument("--windows", type=int, default=8, help="stretches of the text, far apart (%(default)s)")
     form.add_argument("--context", type=int, default=768, help="tokens of each whose KV was in a tier (%(default)s)")
     form.add_argument("--read", type=int, default=256, help="tokens that are read from there on (%(default)s)")

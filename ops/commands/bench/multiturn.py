@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...base.arguments import path_argument
 from ...base.errors import USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.progress import progress
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     result = parser("multiturn", __doc__, rounds=1)
     result.add_argument("--quick", action="store_true", help="one rate, fewer agents, fewer turns")
-    result.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
+    result.add_argument("--model-path", type=path_argument, help="a model's directory (default: the demo's)")
     result.add_argument(
         "--rates", help="disk rates over that of recomputing, commas between, or none: no disk (default: 0.5,1,2)"
     )
@@ -118,7 +119,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default="timeout",
         help="HiCache's --hicache-storage-prefetch-policy (%(default)s, as SGLang's)",
     )
-    result.add_argument("--trace", type=Path, help="a Mooncake trace, or a directory of some, instead of drawn turns")
+    result.add_argument(
+        "--trace", type=path_argument, help="a Mooncake trace, or a directory of some, instead of drawn turns"
+    )
     options = result.parse_args(argv)
     options.rates = _rates(options.rates, (1.0,) if options.quick else RATES)
     options.agents = options.agents or (5 if options.quick else max(8, options.together))

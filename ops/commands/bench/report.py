@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...base.arguments import path_argument
+from ...base.new_file import check_new_file, write_new_file
+
 #: Exit code of a bench that ran and missed a bound.
 MISSED = 3
 
@@ -90,9 +93,18 @@ def spread(name: str, values: Sequence[float], unit: str) -> str:
     return f"  {name:<34} {statistics.median(values):10.3f} {unit}   ({min(values):.3f} to {max(values):.3f})"
 
 
-def parser(name: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(prog=f"swift-tiers bench {name}", description=description)
-    result.add_argument("--json", metavar="FILE", type=Path, help="write the figures and all rounds as JSON")
+class BenchParser(argparse.ArgumentParser):
+    """Refuses what a bench would only stumble over when it has measured."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = super().parse_known_args(args, namespace)
+        check_new_file("--json", options.json)
+        return options, rest
+
+
+def parser(name: str, description: str | None, rounds: int) -> BenchParser:
+    result = BenchParser(prog=f"swift-tiers bench {name}", description=description)
+    result.add_argument("--json", metavar="FILE", type=path_argument, help="write the figures and all rounds as JSON")
     result.add_argument("--rounds", type=int, default=rounds, help="how often everything is measured (%(default)s)")
     return result
 
@@ -113,6 +125,6 @@ def finish(
             "figures": [{**msgspec.to_builtins(figure), "holds": figure.holds} for figure in figures],
             **details,
         }
-        file.write_text(json.dumps(content, indent=1) + "\n")
+        write_new_file("--json", file, json.dumps(content, indent=1).encode() + b"\n")
     print(f"{name}: {' '.join(str(figure) for figure in figures)}")
     return 0 if smaller or all(figure.holds for figure in figures) else MISSED

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...base.arguments import path_argument
 from .report import Figure, finish, parser, ratio, spread, take_turns
 
 FILES, FILE_BYTES = 4, 512 * 2**20
@@ -41,7 +42,7 @@ AGAINST_FIO, LINEAR, CODED = {32: 0.85, 128: 0.9}, 0.95, 1.2
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("ssd", __doc__, rounds=5)
-    arguments.add_argument("--directory", type=Path, help="where to measure (default: a temporary directory)")
+    arguments.add_argument("--directory", type=path_argument, help="where to measure (default: a temporary directory)")
     arguments.add_argument(
         "--size", type=int, default=FILE_BYTES >> 20, metavar="MIB", help="of each of the files (%(default)s)"
     )

@@ -35,6 +35,7 @@ from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Oper
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.files import Engine, create_device_file, open_array
 
+from ...base.arguments import path_argument
 from .report import MISSED, Figure, finish, parser, ratio, spread, take_turns
 
 HEADER_BYTES = 4096
@@ -246,9 +247,11 @@ def _report_comparison(comparison: Comparison) -> None:
 
 def _arguments() -> argparse.ArgumentParser:
     arguments = parser("ssd_raw", __doc__, rounds=7)
-    arguments.add_argument("--folder", type=Path, help="lay the test files out here (default: the temporary folder)")
     arguments.add_argument(
-        "--paths", type=Path, nargs="+", help="read these files or block devices instead; never written"
+        "--folder", type=path_argument, help="lay the test files out here (default: the temporary folder)"
+    )
+    arguments.add_argument(
+        "--paths", type=path_argument, nargs="+", help="read these files or block devices instead; never written"
     )
     arguments.add_argument("--size", type=int, default=512, help="MiB of each test file")
     arguments.add_argument("--files", type=int, nargs="+", default=[1, 4], help="numbers of files to compare on")

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ...base.arguments import path_argument
 from ..demo.servers import Server, free_ports
 from .report import parser, spread, take_turns
 
@@ -42,7 +43,7 @@ class Measured(NamedTuple, Generic[Looked]):
 def arguments(name: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
     """The options of such a bench."""
     result = parser(name, description, rounds)
-    result.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
+    result.add_argument("--model-path", type=path_argument, help="a model's directory (default: the demo's)")
     result.add_argument("--prompts", type=int, default=6, help="prompts in one round (%(default)s)")
     result.add_argument("--tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
     result.add_argument("--new-tokens", type=int, default=24, help="tokens of an answer (%(default)s)")

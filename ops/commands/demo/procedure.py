@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.bus.contract.views import RankState
 from ...base.errors import FAILURE, USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.model import demo_model
+from ...base.new_file import check_new_file, write_new_file
 from ...base.progress import note, progress
 from .bus import SHOWN_LINES, DemoBus, Tried
 from .replay import ReplayError, TurnAnswer, ask
@@ -68,8 +69,7 @@ def run_demo(options: argparse.Namespace) -> int:
         raise CommandError(f"--devices: {options.devices} is not between 1 and 16", USAGE)
     if options.max_tokens < 1:
         raise CommandError(f"--max-tokens: {options.max_tokens} is not above 0", USAGE)
-    if options.json is not None and not options.json.resolve().parent.is_dir():
-        raise CommandError(f"--json: {options.json.parent} is not a directory", USAGE)
+    check_new_file("--json", options.json)
     check_keep(options.keep)
     sessions = load_sessions(options.sessions, options.turns)
     model = find_model(options.model_path)
@@ -99,7 +99,7 @@ def run_demo(options: argparse.Namespace) -> int:
         show(report, console)
         show_lines(tried, console)
         if options.json is not None:
-            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+            write_new_file("--json", options.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
         if options.stay:
             stay(bus, tiers, console)
     return conclude(report)

@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.tiers.remote.remote_tier import RUN_TOKENS
 
 from ...base.errors import FAILURE, USAGE, CommandError
 from ...base.interruptible import terminable
+from ...base.new_file import check_new_file, write_new_file
 from ...base.progress import progress
 from .bus import DemoBus
 from .procedure import WARM_UP, check_keep, common_arguments, find_model, tiers_config, wait_started, work_directory
@@ -97,6 +98,7 @@ def run_remote_demo(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.stay:
         raise CommandError("--stay keeps a server with its bus; leave it out with --remote", USAGE)
+    check_new_file("--json", options.json)
     check_keep(options.keep)
     check_library()
     sessions = load_sessions(options.sessions, options.turns)
@@ -143,7 +145,7 @@ def run_remote_demo(options: argparse.Namespace) -> int:
     )
     show(report, Terminal(markup=True))
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        write_new_file("--json", options.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     if report.ok:
         return 0
     print(f"swift-tiers: error: demo: {'; '.join(report.problems)}", file=sys.stderr)

@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.read_config import load_config
 
 from ...base.errors import FOUND, USAGE, CommandError
+from ...base.output import reader_may_leave
 from ...base.progress import progress
 from ...base.terminal import Terminal
 from . import accelerators, bus, gpu_memory, gpus, machine, remote, software, storage
@@ -46,10 +47,11 @@ def run_doctor(source: str | None, ranks: int, *, as_json: bool) -> int:
         raise CommandError(f"--ranks: {ranks} is not a number of ranks; give 1 or more", USAGE)
     config = load_config(source)
     lines = examine(families(config, ranks))
-    if as_json:
-        print(json.dumps(describe(lines), indent=1))
-    else:
-        show(lines, Terminal())
+    with reader_may_leave():
+        if as_json:
+            print(json.dumps(describe(lines), indent=1))
+        else:
+            show(lines, Terminal())
     return 0 if sound(lines) else FOUND
 
 

@@ -9,6 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+#: What is written: everything, and a picture.
+RESULTS = ("results.json", "results.svg")
+
 
 @dataclass(frozen=True)
 class ProofCheck:
@@ -64,10 +67,11 @@ class Findings:
         return [figure for figure in self.figures if figure.holds is False]
 
     def save(self, folder: Path) -> None:
-        """`results.json` and `results.svg`."""
+        """`RESULTS`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "results.json").write_text(json.dumps(self.as_json(), indent=1) + "\n")
-        (folder / "results.svg").write_text(picture(self.figures))
+        contents = json.dumps(self.as_json(), indent=1) + "\n", picture(self.figures)
+        for name, content in zip(RESULTS, contents, strict=True):
+            (folder / name).write_text(content)
 
     def as_json(self) -> dict[str, Any]:
         return {

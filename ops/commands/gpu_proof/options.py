@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from ...base.arguments import path_argument
 
 #: Of everything, seconds. A part that would begin later is left out.
 MOST_SECONDS = 8 * 60.0
@@ -14,7 +15,7 @@ class ProofError(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json and results.svg there")
+    parser.add_argument("--out", type=path_argument, metavar="DIR", help="write results.json and results.svg there")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="which CUDA device (default 0)")
     parser.add_argument("--seed", type=int, help="of the random inputs (default: a fresh one)")
     parser.add_argument("--cases", type=int, default=24, metavar="N", help="random inputs of each check (default 24)")

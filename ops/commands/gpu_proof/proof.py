@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import platform
 import sys
 import time
@@ -21,7 +22,7 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
 
 from . import direct, hidden, right, serving, sglang_kernels, speed
-from .figures import Findings, LeftOutError, ProofCheck, ProofFigure, line
+from .figures import RESULTS, Findings, LeftOutError, ProofCheck, ProofFigure, line
 from .layouts import LAYOUTS, Layout
 from .options import ProofError
 from .stopwatch import Stopwatch
@@ -45,6 +46,8 @@ def prove(options: argparse.Namespace) -> int:
     """The command; its exit code. Raises ProofError."""
     layouts = chosen_layouts(options.layouts)
     accelerator = open_accelerator(options.device)
+    if options.out is not None:
+        check_folder(options.out)
     seed = options.seed if options.seed is not None else int(np.random.SeedSequence().generate_state(1)[0])
     words = f"gpu-proof --seed {seed} --cases {options.cases}"
     if options.only_serving:
@@ -66,8 +69,23 @@ def prove(options: argparse.Namespace) -> int:
     )
     proof.run()
     if options.out is not None:
-        print(f"written: {options.out / 'results.json'} and results.svg", file=sys.stderr)
+        print(f"written: {' and '.join(RESULTS)} in {options.out}", file=sys.stderr)
     return closing(findings)
+
+
+def check_folder(folder: Path) -> None:
+    """Before anything is measured: that results can be written there, over those of a former run at most. Raises
+    ProofError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProofError(f"--out: {folder}: {error.strerror}; name a directory, or one that can be made") from None
+    if not os.access(folder, os.W_OK):
+        raise ProofError(f"--out: {folder}: nothing can be written there; name another directory")
+    for name in RESULTS:
+        path = folder / name
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            raise ProofError(f"--out: {path} is no file of a former run; name another directory")
 
 
 def _save(findings: Findings, out: Path | None) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from ...base.arguments import place_argument
 from ...base.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ def add_bus_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="the Redis of the bus: redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH")
-    where.add_argument("--directory", metavar="DIR", help="bus.directory of servers with an embedded Redis")
+    where.add_argument(
+        "--directory", type=place_argument, metavar="DIR", help="bus.directory of servers with an embedded Redis"
+    )
 
 
 def seconds_argument(text: str) -> float:

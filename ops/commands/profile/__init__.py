@@ -9,7 +9,8 @@ whole block devices are left alone.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from ...base.arguments import path_argument
 
 SUMMARY = "measure what recomputing and loading cost with a model on this machine (a minute)"
 
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--swift-tiers-config", metavar="JSON|@FILE", help="what the server is to get: the tiers that are measured"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there, not to where servers look for it")
+    parser.add_argument(
+        "--out", type=path_argument, metavar="FILE", help="write it there, not to where servers look for it"
+    )
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="how long to measure, without the server's start (%(default)g)"
     )

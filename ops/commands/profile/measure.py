@@ -159,7 +159,7 @@ class Measurement:
         """Afterwards `source` is the highest tier that has the prefix."""
         if source == "peer":
             # Pages that a peer has leave host memory first, and nothing else forgets those in host memory alone.
-            self._session.order(CapTier(tier="host", limit=1))
+            self._session.order(CapTier(tier="host", limit="1B"))
             self._session.order(CapTier(tier="host"))
         elif source == "ssd":
             self._session.order(Flush(tiers="host"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import tempfile
@@ -17,10 +18,18 @@ from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
 from swift_tiers.radix_tiering.restore.plan import crossover
-from swift_tiers.radix_tiering.restore.profiles import Profile, profile_directory, profile_path, save_profile
+from swift_tiers.radix_tiering.restore.profiles import (
+    Profile,
+    ProfileError,
+    load_profile,
+    profile_directory,
+    profile_path,
+    save_profile,
+)
 
 from ...base.errors import USAGE, CommandError
 from ...base.interruptible import terminable
+from ...base.new_file import check_new_file
 from ...base.progress import note, progress
 from ..demo.servers import Server, free_ports
 from .measure import Measurement
@@ -40,8 +49,7 @@ def run_profile(options: argparse.Namespace) -> int:
 
     if not 1 <= options.seconds <= 3600:
         raise CommandError(f"--seconds: {options.seconds:g} is not between 1 and 3600", USAGE)
-    if options.out is not None and not options.out.resolve().parent.is_dir():
-        raise CommandError(f"--out: {options.out.parent} is not a directory; make it, or name another", USAGE)
+    check_out(options.out)
     if options.out is None and profile_directory() is None:
         raise CommandError("--out: this user has no home directory to keep the profile in; name a file", USAGE)
     with terminable(), prepare(options.model_path, options.swift_tiers_config, options.server_arguments) as setting:
@@ -51,6 +59,18 @@ def run_profile(options: argparse.Namespace) -> int:
     show(profile, {**setting.left_out, **left_out}, Terminal(markup=True))
     print(f"saved: {path}")
     return 0
+
+
+def check_out(path: Path | None) -> None:
+    """Before anything is measured: that a profile can be written there. One that is there is made anew, anything else
+    left alone. Raises CommandError (usage)."""
+    if path is None or not os.path.lexists(path):
+        check_new_file("--out", path)
+        return
+    try:
+        load_profile(path)
+    except ProfileError:
+        raise CommandError(f"--out: {path} is there already, and no profile; give another name", USAGE) from None
 
 
 def _measure(setting: Setting, options: argparse.Namespace) -> tuple[Profile, dict[str, str]]:

@@ -10,7 +10,8 @@ still is from the original. docs/swiftkv.md has the rest.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from ...base.arguments import path_argument
 
 SUMMARY = "models that prefill half their layers: what they cost, and how to make one"
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cost(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of the model, or its config.json")
+    parser.add_argument("model", type=path_argument, metavar="MODEL", help="directory of the model, or its config.json")
     parser.add_argument(
         "--tokens", type=int, default=8192, help="of the prompt, at whose end attention costs most (%(default)s)"
     )
@@ -32,8 +33,8 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of a Llama or a Qwen 2, 2.5 or 3")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the new model goes")
+    parser.add_argument("model", type=path_argument, metavar="MODEL", help="directory of a Llama or a Qwen 2, 2.5 or 3")
+    parser.add_argument("--out", type=path_argument, required=True, metavar="DIR", help="where the new model goes")
     parser.add_argument(
         "--layers",
         metavar="SHARE",
@@ -49,8 +50,8 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_distill(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory that `convert` has made")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the trained model goes")
+    parser.add_argument("model", type=path_argument, metavar="MODEL", help="directory that `convert` has made")
+    parser.add_argument("--out", type=path_argument, required=True, metavar="DIR", help="where the trained model goes")
     parser.add_argument("--epochs", type=float, default=2.0, help="times that the text is read (%(default)g)")
     parser.add_argument("--minutes", type=float, help="train no longer than this, in all")
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="at its highest (%(default)g)")
@@ -67,7 +68,7 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--also",
-        type=Path,
+        type=path_argument,
         action="append",
         metavar="FILE|DIR",
         help="text that the curve is measured on too; none of it is trained on",
@@ -77,7 +78,9 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory that `convert` or `distill` has made")
+    parser.add_argument(
+        "model", type=path_argument, metavar="MODEL", help="directory that `convert` or `distill` has made"
+    )
     parser.add_argument("--windows", type=int, default=32, help="of text that no fit has seen (%(default)s)")
     parser.add_argument("--lm-eval", action="append", metavar="TASK", help="a task of lm-eval, too; again for more")
     parser.add_argument("--lm-eval-tasks", metavar="DIR", help="a folder with more tasks of lm-eval")
@@ -89,7 +92,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 def _add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
-        type=Path,
+        type=path_argument,
         action="append",
         metavar="FILE|DIR",
         help="what is read, again for more; of a directory, its .txt, .md, .rst and .py (default: Python's manual)",

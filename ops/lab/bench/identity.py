@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...base.arguments import path_argument
 from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
 
 #: The weights whose price is told.
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source
 
     options = parser("identity", __doc__, rounds=5)
-    options.add_argument("--model", metavar="FOLDER", type=Path, help="its weights; without it, random bytes")
+    options.add_argument("--model", metavar="FOLDER", type=path_argument, help="its weights; without it, random bytes")
     options.add_argument("--mib", type=int, default=512, help="size of the file of random bytes (%(default)s)")
     given = options.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="swift-tiers-bench-") as folder:

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ...base.arguments import path_argument
 from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
 from ...commands.bench.two_servers import START_SECONDS
 from ...commands.demo.servers import Server, free_ports
@@ -42,7 +43,7 @@ class Latency(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("interference", __doc__, rounds=12)
-    arguments.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
+    arguments.add_argument("--model-path", type=path_argument, help="a model's directory (default: the demo's)")
     arguments.add_argument("--prompts", type=int, default=4, help="prompts in one round (%(default)s)")
     arguments.add_argument("--tokens", type=int, default=384, help="tokens of a prompt (%(default)s)")
     arguments.add_argument("--new-tokens", type=int, default=16, help="tokens of an answer (%(default)s)")

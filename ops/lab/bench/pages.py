@@ -30,7 +30,9 @@ from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 
+from ...base.arguments import path_argument
 from ...base.errors import CommandError
+from ...base.new_file import check_new_file
 from ...commands.bench.report import MISSED, Figure, finish
 from ..torture.made_up import CONVERSATION, PROMPT, make_known
 
@@ -51,11 +53,12 @@ UNIT_BYTES, HEADER_BYTES = 256 << 10, 4 << 10
 
 def main(argv: Sequence[str] | None = None) -> int:
     asked = argparse.ArgumentParser(prog="./swift bench pages", description=__doc__)
-    asked.add_argument("--json", metavar="FILE", type=Path, help="write the figures as JSON")
+    asked.add_argument("--json", metavar="FILE", type=path_argument, help="write the figures as JSON")
     asked.add_argument("--pages", type=int, default=100_000, help="pages that are known")
     asked.add_argument("--units", type=int, default=9, help="stripe units of a page")
     asked.add_argument("--table", action="store_true", help="memory for 1 TB of SSD by kind of page, as Markdown")
     options = asked.parse_args(argv)
+    check_new_file("--json", options.json)
     if options.table:
         return _table(options.pages)
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)

@@ -25,6 +25,7 @@ from swift_tiers.radix_tiering.tiers.ssd.files import open_array
 from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
+from ...base.arguments import path_argument
 from ...commands.bench.report import Figure, finish, parser
 from ..torture.made_up import chains_of, make_known, stored_of
 from .pages import resident_bytes
@@ -46,7 +47,7 @@ _SPACE = Namespace(
 def main(argv: Sequence[str] | None = None) -> int:
     asked = parser("restart", __doc__, rounds=1)
     asked.add_argument("--pages", type=int, default=1_000_000, help="pages that are known (%(default)s)")
-    asked.add_argument("--folder", type=Path, help="where the files lie (default: a temporary folder)")
+    asked.add_argument("--folder", type=path_argument, help="where the files lie (default: a temporary folder)")
     options = asked.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="swift-tiers-bench-", dir=options.folder) as folder:
         paths = _files(Path(folder), options.pages)

@@ -35,6 +35,7 @@ from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
 from swift_tiers.radix_tiering.tiers.remote import ObjectShape
 from swift_tiers.radix_tiering.tiers.remote.remote_tier import RUN_TOKENS
 
+from ...base.arguments import path_argument
 from ...base.errors import USAGE, CommandError
 from ...commands.bench.report import Figure, finish, parser, ratio, take_turns
 from ...commands.bench.two_servers import START_SECONDS, call
@@ -171,7 +172,7 @@ class Cell(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("restore", __doc__, rounds=3)
-    arguments.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
+    arguments.add_argument("--model-path", type=path_argument, help="a model's directory (default: the demo's)")
     arguments.add_argument("--source", choices=SOURCES, default="ssd", help="where pages lie (%(default)s)")
     arguments.add_argument("--lengths", default="1024,2048,4096,8128", help="tokens of the prefixes (%(default)s)")
     arguments.add_argument("--chunk", type=int, default=512, help="restore.chunk (%(default)s)")

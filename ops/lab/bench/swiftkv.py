@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from ...base.arguments import path_argument
 from ...base.model import demo_model
 from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
 from ...commands.bench.two_servers import START_SECONDS, BenchServer, call
@@ -30,7 +31,7 @@ BASE = "as it is"
 
 def main(argv: Sequence[str] | None = None) -> int:
     form = parser("swiftkv", __doc__, rounds=9)
-    form.add_argument("--model-path", type=Path, help="a Llama's or Qwen's directory (default: the demo's)")
+    form.add_argument("--model-path", type=path_argument, help="a Llama's or Qwen's directory (default: the demo's)")
     form.add_argument("--tokens", type=int, default=2000, help="tokens of a prompt (%(default)s)")
     options = form.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-tiers-bench-"))

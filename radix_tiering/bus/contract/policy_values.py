@@ -51,6 +51,10 @@ def policy_value(field: str, value: str | float) -> Any:
         raise CommandRefusedError(str(error)) from None
 
 
+#: A limit below this is written with its unit: somebody who forgets it, and caps a tier at `200`, would empty it.
+LEAST_WITHOUT_UNIT = 2**20
+
+
 def limit_bytes(limit: str | int) -> int:
     """Raises CommandRefusedError."""
     try:
@@ -59,13 +63,35 @@ def limit_bytes(limit: str | int) -> int:
         raise CommandRefusedError(f"limit: {error}") from None
 
 
+def written_limit(typed: str) -> str | int:
+    """What somebody has typed as a limit, as it goes into a command. Raises CommandRefusedError."""
+    _check_unit(typed)
+    count = limit_bytes(typed)
+    return count if count >= LEAST_WITHOUT_UNIT or not count else f"{count}B"
+
+
+def check_limit(command: AnyCommand) -> None:
+    """Raises CommandRefusedError for a limit that is no size, or whose unit was forgotten, in a command off the bus."""
+    match command:
+        case CapTier(limit=limit) | CapLending(limit=limit) if limit is not None:
+            _check_unit(limit)
+
+
+def _check_unit(limit: str | int) -> None:
+    written = str(limit).strip()
+    if 0 < limit_bytes(limit) < LEAST_WITHOUT_UNIT and written[-1].isdigit():
+        raise CommandRefusedError(
+            f"limit: {written} would be {written} bytes; write its unit, as 8GiB, or 0 for nothing"
+        )
+
+
 def check_values(command: AnyCommand) -> None:
     """Raises CommandRefusedError for a value that every server must refuse."""
     match command:
         case SetPolicy(field=field, value=value):
             policy_value(field, value)
-        case CapTier(limit=limit) | CapLending(limit=limit) if limit is not None:
-            limit_bytes(limit)
+        case CapTier() | CapLending():
+            check_limit(command)
 
 
 def policy_fields(configuration: Mapping[str, Any]) -> list[PolicyField]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ...base.events import EventLog
 from ..contract.commands import COMMANDS, CommandRefusedError, read_order
 from ..contract.faults import Faults
+from ..contract.policy_values import check_limit
 from ..contract.records import shorten
 from ..contract.schema import Keys
 from .command_book import CommandBook
@@ -82,6 +83,7 @@ class ControlInbox:
         author, kind = _author_of(fields), _kind_of(fields)
         try:
             order = read_order(fields)
+            check_limit(order.command)
         except CommandRefusedError as error:
             self._book.turn_away(identifier, author, kind, str(error), redis_now)
             return

@@ -22,7 +22,8 @@ from swift_tiers.ops.cli import main
 from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, serving, speed
 from swift_tiers.ops.commands.gpu_proof.figures import Findings, ProofCheck, ProofFigure, line, picture
 from swift_tiers.ops.commands.gpu_proof.layouts import Layout
-from swift_tiers.ops.commands.gpu_proof.proof import Proof, closing, facts
+from swift_tiers.ops.commands.gpu_proof.options import ProofError
+from swift_tiers.ops.commands.gpu_proof.proof import Proof, check_folder, closing, facts
 from swift_tiers.ops.commands.gpu_proof.sglang_kernels import beside_sglang
 from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
 
@@ -306,6 +307,17 @@ def test_without_a_gpu_it_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.err.count("\n") == 1
     assert "no CUDA device" in said.err
     assert "NVIDIA GPU" in said.err
+
+
+def test_results_go_into_a_directory_that_can_have_them(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "folder")
+    (tmp_path / "new" / "folder" / "results.json").write_text("{}")
+    check_folder(tmp_path / "new" / "folder")
+    (tmp_path / "file").touch()
+    (tmp_path / "results.svg").symlink_to(tmp_path / "file")
+    for path in (tmp_path / "file", tmp_path):
+        with pytest.raises(ProofError, match="name "):
+            check_folder(path)
 
 
 def test_a_model_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

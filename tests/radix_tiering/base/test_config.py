@@ -98,6 +98,17 @@ def test_more_bytes_than_there_are(count):
         Size.parse(count)
 
 
+@pytest.mark.parametrize(
+    "field", ["policy.admission_uses", "policy.admission_tokens", "restore.chunk", "remote.min_tokens"]
+)
+def test_a_count_that_readers_of_the_bus_cannot_hold(field):
+    section, name = field.split(".")
+    more = {"engine": "file"} if section == "remote" else {}
+    assert getattr(getattr(parse_config({section: {**more, name: 2**31 - 1}}), section), name) == 2**31 - 1
+    with pytest.raises(ConfigError, match=f"^{field}: expected `int` <= 2147483647; see"):
+        parse_config({section: {**more, name: 2**64}})
+
+
 def test_sizes_are_shown_as_people_write_them():
     assert [format_size(count) for count in (12, 4096, 3 * 2**19, 8 * 2**30)] == ["12B", "4KiB", "1.5MiB", "8GiB"]
 

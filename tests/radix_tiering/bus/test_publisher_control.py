@@ -131,6 +131,12 @@ def test_without_control_the_stream_is_not_even_read(redis, publish, operator) -
     [
         ({"command": '{"type": "format_disks"}'}, "command: ", ""),
         ({"command": "no json"}, "command: ", ""),
+        ({"command": '{"type": "cap_tier", "tier": "ssd", "limit": 200}'}, "limit: 200 would be 200 bytes", "cap_tier"),
+        (
+            {"command": '{"type": "cap_lending", "limit": "8"}'},
+            "limit: 8 would be 8 bytes; write its unit",
+            "cap_lending",
+        ),
         ({"command": '{"type": "pin", "page": "' + PAGE + '\\n"}'}, "command: ", "pin"),
         ({"command": "[" * 100_000}, "command: ", ""),
         ({"deadline": "tomorrow"}, "deadline: ", "flush"),
