@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .errors import USAGE, CommandError
+
+#: Schedulers of one server: more than any machine has, and few enough to look at each.
+MOST_RANKS = 4096
+
 
 def place_argument(text: str) -> str:
     """A path, as text. An empty one, as of a variable that is not set, would be the directory that one is in."""
@@ -16,3 +21,9 @@ def place_argument(text: str) -> str:
 def path_argument(text: str) -> Path:
     """`place_argument`, as a path."""
     return Path(place_argument(text))
+
+
+def check_between(option: str, value: float | None, least: int, most: int) -> None:
+    """Raises CommandError for a number that is given and is not from `least` to `most`; nan is never."""
+    if value is not None and not least <= value <= most:
+        raise CommandError(f"{option}: {value:g} is not between {least} and {most}", USAGE)

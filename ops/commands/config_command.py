@@ -6,8 +6,7 @@ import argparse
 import json
 import sys
 
-from ..base.arguments import place_argument
-from ..base.errors import USAGE, CommandError
+from ..base.arguments import MOST_RANKS, check_between, place_argument
 
 SUMMARY = "explain, print or check the configuration"
 #: SGLang's default, of a server whose name is not known yet.
@@ -44,8 +43,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(name: str, ranks: int) -> int:
     from swift_tiers.radix_tiering.base.read_config import load_config
 
-    if ranks < 1:
-        raise CommandError(f"--ranks: {ranks} is not a number of ranks; give 1 or more", USAGE)
+    check_between("--ranks", ranks, 1, MOST_RANKS)
     config = load_config(f"@{name.removeprefix('@')}")
     # The same look at the machine that a server takes: it imports torch, so only after the cheap part.
     from swift_tiers.sglang_ext.build.assembly import Rank

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -24,6 +26,8 @@ from .units import Duration, Size, format_size
 
 #: How it is found out what a file is written in.
 _KINDS = "a file is read as TOML if its name ends with .toml, otherwise as JSON or TOML, whichever it is"
+#: Of a file with a configuration, far more than any has.
+_MOST_FILE_BYTES = 16 << 20
 #: Fields that have no effect unless another one of their section is set.
 _OF_SSD = tuple(name for name in SsdConfig.__struct_fields__ if name not in ("directories", "devices"))
 _OF_PEERS = ("term", "recall_bound", "directory")
@@ -215,12 +219,7 @@ def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
     text, name = source, "--swift-tiers-config"
     if source.startswith("@"):
         name = source[1:]
-        try:
-            # Some editors begin a file with a mark that says it is UTF-8.
-            text = Path(name).expanduser().read_text(encoding="utf-8-sig")
-        except (OSError, ValueError, RuntimeError) as error:  # also a home directory that there is none
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(f"{name}: cannot be read ({reason}); name a TOML or JSON file after the @") from None
+        text = _read_file(name)
         if name.endswith(".toml"):
             try:
                 return tomllib.loads(text)
@@ -228,8 +227,10 @@ def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
                 raise ConfigError(f"{name}: is nested too deeply to be a configuration") from None
             except ValueError as error:
                 raise ConfigError(f"{name}: not valid TOML: {error}; {_KINDS}") from None
+    names = _EachOnce()
     try:
-        content = json.loads(text, object_pairs_hook=_once)
+        content = json.loads(text, object_pairs_hook=names)
+        names.check(name, content)
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply to be a configuration") from None
     except ValueError as error:
@@ -245,13 +246,53 @@ def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
     return content
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, of which the last value of a name that is there twice would silently count."""
-    content = dict(pairs)
-    for name, _ in pairs:
-        if sum(name == other for other, _ in pairs) > 1:
-            raise ConfigError(f"{name}: is there twice; keep one")
-    return content
+def _read_file(name: str) -> str:
+    """What is in a file that a user names. Raises ConfigError."""
+    try:
+        path = Path(name).expanduser()
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # a pipe would be waited for, /dev/zero read for ever
+            raise ValueError("it is no file")
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+        if len(content) > _MOST_FILE_BYTES:
+            raise ValueError(f"it has more than {format_size(_MOST_FILE_BYTES)}")
+        # Some editors begin a file with a mark that says it is UTF-8.
+        return content.decode("utf-8-sig")
+    except (OSError, ValueError, RuntimeError) as error:  # also a home directory that there is none
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{name}: cannot be read ({reason}); name a TOML or JSON file after the @") from None
+
+
+class _EachOnce:
+    """Makes the objects of a JSON text, and remembers those with a name that is there twice: the last value of it would
+    silently count."""
+
+    def __init__(self) -> None:
+        self._wrong: tuple[dict[str, Any], str] | None = None  # the last one
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            names = Counter(name for name, _ in pairs)
+            self._wrong = content, next(name for name, count in names.items() if count > 1)
+        return content
+
+    def check(self, source: str, content: object) -> None:
+        """Raises ConfigError, which names the source and the field with its section."""
+        if self._wrong is not None:
+            # An object may itself be lost behind another one of its name; not the last, as objects come inside out.
+            wrong, name = self._wrong
+            raise ConfigError(f"{source}: {_place_of(wrong, content)}{name} is there twice; keep one")
+
+
+def _place_of(wanted: dict[str, Any], content: object, place: str = "") -> str | None:
+    """Where the object itself lies in `content`: `section.`, or nothing for all of it."""
+    if content is wanted:
+        return place
+    parts = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    found = (_place_of(wanted, part, f"{place}{name}.") for name, part in parts)
+    return next((one for one in found if one is not None), None)
 
 
 def dump_config(config: TiersConfig) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def test_a_check_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "a.json").write_text(json.dumps({"peer": peer, "bus": {"server": "a"}}))
     assert cli.main(["config", "--check", str(tmp_path / "a.json"), "--ranks", "8"]) == 0, capsys.readouterr().err
     assert not (tmp_path / "leases").exists()
-    assert cli.main(["config", "--check", str(tmp_path / "a.json"), "--ranks", "0"]) == 2
+    for ranks in ("0", "4097", "99999999999"):
+        assert cli.main(["config", "--check", str(tmp_path / "a.json"), "--ranks", ranks]) == 2
 
 
 def test_a_bus_that_a_server_would_do_without(

@@ -316,6 +316,14 @@ def test_options_that_cannot_work(words: list[str], capsys: pytest.CaptureFixtur
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_that_never_passes(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", "--start-timeout", seconds])
+    assert ended.value.code == 2
+    assert "is not a number of seconds" in capsys.readouterr().err
+
+
 def test_options_that_name_bad_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     assert cli.main(["demo", "--json", str(tmp_path / "no" / "file")]) == 2

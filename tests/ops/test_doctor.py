@@ -258,6 +258,7 @@ def test_json_is_all_there_is_on_stdout(few_checks: Callable[..., None], capsys:
         ["--config", "{"],
         ["--config", "@/nowhere/at/all.toml"],
         ["--ranks", "0"],
+        ["--ranks", "4097"],
     ],
 )
 def test_a_bad_configuration_is_one_line_and_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

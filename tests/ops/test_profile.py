@@ -323,6 +323,8 @@ def test_a_model_that_is_not_here_is_an_error_in_one_line(capsys: pytest.Capture
     [
         (["--seconds", "0"], "--seconds"),
         (["--seconds", "x"], "--seconds"),
+        (["--start-timeout", "nan"], "--start-timeout"),
+        (["--start-timeout", "3601"], "--start-timeout"),
         (["--out", "/nowhere/at/all.json"], "--out"),
         (["--swift-tiers-config", '{"ssd": {"directories": ["/nowhere"]}}'], "/nowhere"),
         (["--swift-tiers-config", '{"ssd": 1}'], "ssd"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 
 from ...base.arguments import path_argument
+from ..inspect.bus import seconds_argument
 
 SUMMARY = "show the tiers at work on a real server and real input (some minutes)"
 
@@ -41,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=8, metavar="N", help="length of an answer (default: 8)")
     parser.add_argument("--dtype", default="float32", help="of both servers (default: float32)")
     parser.add_argument(
-        "--start-timeout", type=float, default=300.0, metavar="SECONDS", help="for a server to start (default: 300)"
+        "--start-timeout",
+        type=seconds_argument,
+        default=300.0,
+        metavar="SECONDS",
+        help="for a server to start (default: 300)",
     )
     parser.add_argument("server_arguments", nargs="*", metavar="-- OPTIONS", help="more options for both servers")
 

@@ -14,7 +14,8 @@ from rich.text import Text
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.read_config import load_config
 
-from ...base.errors import FOUND, USAGE, CommandError
+from ...base.arguments import MOST_RANKS, check_between
+from ...base.errors import FOUND
 from ...base.output import reader_may_leave
 from ...base.progress import progress
 from ...base.terminal import Terminal
@@ -43,8 +44,7 @@ class FindingLine(NamedTuple):
 
 def run_doctor(source: str | None, ranks: int, *, as_json: bool) -> int:
     """Run every check and show the findings; the exit code. Raises ConfigError and CommandError (usage)."""
-    if ranks < 1:
-        raise CommandError(f"--ranks: {ranks} is not a number of ranks; give 1 or more", USAGE)
+    check_between("--ranks", ranks, 1, MOST_RANKS)
     config = load_config(source)
     lines = examine(families(config, ranks))
     with reader_may_leave():

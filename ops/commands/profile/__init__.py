@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from ...base.arguments import path_argument
+from ..inspect.bus import seconds_argument
 
 SUMMARY = "measure what recomputing and loading cost with a model on this machine (a minute)"
 
@@ -30,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=60.0, help="how long to measure, without the server's start (%(default)g)"
     )
     parser.add_argument(
-        "--start-timeout", type=float, default=300.0, metavar="SECONDS", help="for the server to start (%(default)g)"
+        "--start-timeout",
+        type=seconds_argument,
+        default=300.0,
+        metavar="SECONDS",
+        help="for the server to start (%(default)g)",
     )
 
 

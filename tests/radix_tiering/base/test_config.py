@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import example, given
@@ -107,6 +108,57 @@ def test_a_count_that_readers_of_the_bus_cannot_hold(field):
     assert getattr(getattr(parse_config({section: {**more, name: 2**31 - 1}}), section), name) == 2**31 - 1
     with pytest.raises(ConfigError, match=f"^{field}: expected `int` <= 2147483647; see"):
         parse_config({section: {**more, name: 2**64}})
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"host": {}, "host": {}}', "host"),
+        ('{"host": {"size": 1, "size": 2}}', "host.size"),
+        ('{"remote": {"options": {"a": [{}, {"b": 1, "c": 2, "b": 3}]}}}', "remote.options.a.1.b"),
+        ('{"host": {"size": 1, "size": 2}, "host": {}}', "host"),
+    ],
+)
+def test_a_name_that_is_there_twice_is_named_with_file_and_section(text, field, tmp_path):
+    path = tmp_path / "tiers.json"
+    path.write_text(text)
+    for source, name in ((text, "--swift-tiers-config"), (f"@{path}", str(path))):
+        with pytest.raises(ConfigError) as caught:
+            load_config(source)
+        assert str(caught.value) == f"{name}: {field} is there twice; keep one"
+
+
+def test_many_names_are_not_each_compared_with_each_other():
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    made = read_config._EachOnce()([(Name(number), 1) for number in range(3000)] + [(Name("7"), 2)])
+    assert len(made) == 3000
+    assert compared < 30_000
+
+
+def test_only_a_file_of_a_configurations_size_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(17 << 20)
+    for path, why in (
+        ("/dev/zero", "it is no file"),
+        (tmp_path / "pipe", "it is no file"),
+        (tmp_path / "large.json", "it has more than 16MiB"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(f"@{path}")
+        assert str(caught.value) == f"{path}: cannot be read ({why}); name a TOML or JSON file after the @"
 
 
 def test_sizes_are_shown_as_people_write_them():
