@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
 from .base.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from .base.model import ModelError
-from .base.output import has_no_reader
+from .base.output import cannot_write, has_no_reader, open_streams
+from .base.parser import Parser, fail
 from .commands import (
     bench_command,
     config_command,
@@ -61,26 +61,8 @@ INTERMIXED = {"inspect", "control", "lease", "simulate"}
 PASSING_ON = {"profile"}
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    intermixed = False
-    passing_on = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.passing_on:
-            found, found.server_arguments = super().parse_known_args(args, namespace)
-            return found, []
-        if not self.intermixed:
-            return super().parse_known_args(args, namespace)
-        self.intermixed = False  # it calls this in its turn
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self.intermixed = True
-
-    def error(self, message: str) -> NoReturn:
-        raise SystemExit(_fail(f"{message} (see `{self.prog} --help`)", USAGE, verbose=False))
+#: What to do where what is printed cannot be kept.
+NO_ROOM = "make room, or name another place behind `>`"
 
 
 class _VersionAction(argparse.Action):
@@ -115,17 +97,20 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Only argparse itself exits by SystemExit."""
+    open_streams()
     code = 0
     try:
         try:
             code = _run(argv)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # what has no reader is noticed here, not when Python ends
+            sys.stdout.flush()  # what has no reader, or no room, is noticed here, not when Python ends
     except BrokenPipeError:
         # Who read our output has seen enough (`| head`); Python must not try to flush it once more. What a command
         # that had ended by then has found out stands.
         sys.stdout = None  # type: ignore[assignment]
+    except OSError as error:
+        sys.stdout = None  # type: ignore[assignment]
+        return fail(f"standard output: {error.strerror}; {NO_ROOM}", FAILURE, verbose=False)
     return code
 
 
@@ -135,27 +120,18 @@ def _run(argv: Sequence[str] | None) -> int:
         code: int = options.run(options)
         return code
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED, options.verbose)
+        return fail("interrupted", INTERRUPTED, options.verbose)
     except CommandError as error:
         for line in error.detail.splitlines():
             print(text(line), file=sys.stderr)
-        return _fail(str(error), error.code, options.verbose)
+        return fail(str(error), error.code, options.verbose)
     except ConfigError as error:
-        return _fail(str(error), USAGE, options.verbose)
+        return fail(str(error), USAGE, options.verbose)
     except (SwiftTiersError, ModelError) as error:
-        return _fail(str(error), FAILURE, options.verbose)
+        return fail(str(error), FAILURE, options.verbose)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout):
+        if (isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout)) or cannot_write(sys.stdout, error):
             raise
         detail = " ".join(str(error).split())
         hint = "" if options.verbose else " (-v shows where)"
-        return _fail(f"{type(error).__name__}: {detail}{hint}", FAILURE, options.verbose)
-
-
-def _fail(message: str, code: int, verbose: bool) -> int:
-    """One line, and `code`. What is in the message may be anybody's words: a name on the bus, a path, a server's."""
-    for line in traceback.format_exc().splitlines() if verbose else ():
-        print(text(line), file=sys.stderr)
-    line = " ".join(message.splitlines())
-    print(f"swift-tiers: error: {text(line)}", file=sys.stderr)
-    return code
+        return fail(f"{type(error).__name__}: {detail}{hint}", FAILURE, options.verbose)

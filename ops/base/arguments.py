@@ -23,6 +23,13 @@ def path_argument(text: str) -> Path:
     return Path(place_argument(text))
 
 
+def author_argument(text: str) -> str:
+    """Who is told to want a command: as `read_order` takes it."""
+    if not 0 < len(text) <= 200 or not text.isprintable():
+        raise argparse.ArgumentTypeError("an author is 1 to 200 printable characters, for the audit")
+    return text
+
+
 def check_between(option: str, value: float | None, least: int, most: int) -> None:
     """Raises CommandError for a number that is given and is not from `least` to `most`; nan is never."""
     if value is not None and not least <= value <= most:

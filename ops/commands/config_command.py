@@ -69,7 +69,7 @@ def _explain() -> int:
     table.add_column("field", no_wrap=True)
     table.add_column("type", overflow="fold", max_width=12)
     table.add_column("default", overflow="fold")
-    table.add_column("meaning", ratio=1)
+    table.add_column("meaning", overflow="fold", ratio=1)
     section = None
     for field in explain():
         if section is not None and field.section != section:

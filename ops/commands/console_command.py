@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..base.arguments import path_argument
+from ..base.arguments import author_argument, path_argument
 from ..base.errors import USAGE, CommandError
 from .console_once import print_once, view_named
 from .inspect.bus import add_bus_arguments, bus_config, seconds_argument
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bus_arguments(parser)
     add_screen_arguments(parser)
     parser.add_argument("--readonly", action="store_true", help="without any command to servers")
-    parser.add_argument("--author", help="who steers, for the audit (default: user@host)")
+    parser.add_argument("--author", type=author_argument, help="who steers, for the audit (default: user@host)")
     parser.add_argument("--demo", action="store_true", help="simulated servers: nothing is needed, and nothing is real")
     parser.add_argument(
         "--record", metavar="FILE", type=path_argument, help="write down what the bus says, for `replay`"

@@ -13,6 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from ..base.arguments import author_argument
 from ..base.errors import FAILURE, USAGE, CommandError
 from .inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
@@ -31,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "\n".join(["commands:", *(f"  {usage(kind)}\n      {kind.__doc__}" for kind in COMMANDS)])
     parser.add_argument("server", metavar="SERVER", help="its name on the bus; see `swift-tiers inspect servers`")
     parser.add_argument("order", metavar="COMMAND", choices=[name_of(kind) for kind in COMMANDS], help="see below")
-    parser.add_argument("values", metavar="VALUE", nargs="*", help="what the command takes")
+    parser.add_argument("values", metavar="VALUE", nargs="*", default=[], help="what the command takes")
     add_bus_arguments(parser)
-    parser.add_argument("--author", help="who wants it, for the audit (default: user@host)")
+    parser.add_argument("--author", type=author_argument, help="who wants it, for the audit (default: user@host)")
     parser.add_argument(
         "--timeout",
         type=seconds_argument,

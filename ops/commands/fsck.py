@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -133,12 +134,19 @@ def examine(findings: FsckFindings, options: argparse.Namespace) -> None:
                 forget_missing=options.forget_missing,
             )
         except FormatError as error:
+            why = with_paths(str(error), paths)
             if len(groups) == 1:
-                raise
+                raise FormatError(why) from None
             # As files that were made, and have never joined a set.
-            findings.unknown[", ".join(map(str, paths))] = str(error)
+            findings.unknown[", ".join(map(str, paths))] = why
             continue
         findings.results.append(result)
+
+
+def with_paths(message: str, paths: Sequence[Path]) -> str:
+    """A message about devices of an array, which it knows by their numbers, for who has named them by their paths."""
+    message = re.sub(r"\bdevices (\d+) and (\d+)", r"device \1 and device \2", message)
+    return re.sub(r"\bdevice (\d+)", lambda found: str(paths[int(found[1])]), message)
 
 
 def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, str]:

@@ -13,6 +13,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..base.arguments import author_argument
 from ..base.errors import FAILURE, USAGE, CommandError
 from . import control_command
 from .inspect import add_look_arguments
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bus_arguments(parser)
     add_look_arguments(parser)
     parser.add_argument("--borrower", metavar="NAME", help="recall: only what this one holds, as `lease list` names it")
-    parser.add_argument("--author", help="who wants it, for the audit (default: user@host)")
+    parser.add_argument("--author", type=author_argument, help="who wants it, for the audit (default: user@host)")
     parser.add_argument(
         "--timeout",
         type=seconds_argument,

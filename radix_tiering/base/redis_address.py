@@ -51,10 +51,11 @@ def parse_url(url: str) -> Address:
         raise ConfigError("bus.url: options after the address are not supported; see `swift-tiers config --explain`")
     try:
         parts = urlsplit(url)
-        host, port, database = parts.hostname or "", parts.port or 6379, int(parts.path.strip("/") or 0)
+        port = 6379 if parts.port is None else parts.port
+        host, database = parts.hostname or "", int(parts.path.strip("/") or 0)
     except ValueError:
         host, port, database = "", 0, 0
-    if not host or database < 0:
+    if not host or not port or database < 0:
         raise ConfigError(f"bus.url: is not the address of a Redis; {_FORMS}, and /NUMBER for another database")
     return Address(host=host, port=port, database=database, tls=scheme == "rediss")
 

@@ -11,6 +11,8 @@ from swift_tiers.ops.base import CommandError
 from swift_tiers.ops.commands.bench.report import MISSED, Figure, finish, parser, take_turns
 from swift_tiers.ops.lab.bench import attention
 
+from support.command_line import run_command
+
 
 def test_every_round_runs_every_case_and_the_order_alternates() -> None:
     ran: list[str] = []
@@ -63,6 +65,23 @@ def test_figures_are_written_over_nothing_and_that_is_known_before_anything_is_m
         finish("name", [], {}, mine)
     assert mine.read_text() == "mine"
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ssd", "--rounds", "0"), ("ssd", "--size", "-5"), ("ssd", "--directory", "/nonexistent"),
+        ("ssd_raw", "--folder", "/nonexistent"), ("multiturn", "--agents", "0"),
+        ("multiturn", "--model-path", "/nonexistent"), ("codec", "--text", "/nonexistent"),
+        ("codec", "--model-path", "/nonexistent"), ("host", "--rounds", "many"),
+    ],
+)  # fmt: skip
+def test_what_a_bench_would_stumble_over_is_one_line_before_it_begins(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run_command(capsys, "bench", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words[1] in err
 
 
 def test_attention_holds_chunks_against_one_piece_and_the_rest_against_torch_native() -> None:

@@ -24,6 +24,7 @@ def test_explain_shows_every_field(
     for field in fields:
         assert f" {field.section}.{field.name} " in output
     assert all(len(line) <= int(columns) for line in output.splitlines()[:-1])
+    assert "…" not in output, "a word is cut"
 
 
 def test_defaults_are_what_no_file_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

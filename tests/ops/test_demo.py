@@ -316,6 +316,13 @@ def test_options_that_cannot_work(words: list[str], capsys: pytest.CaptureFixtur
     assert error.count("\n") == 1
 
 
+def test_a_dtype_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", "--dtype", "x"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'x'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
 def test_a_time_that_never_passes(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -291,3 +291,19 @@ def test_what_was_found_is_shown_before_an_error(tmp_path: Path, capsys: pytest.
     finally:
         array.close()
     assert capsys.readouterr().out.count("stripe set ") == 1
+
+
+def test_errors_name_paths_and_do_not_advise_to_destroy_what_is_anybodys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "photos.img"
+    foreign.write_bytes(b"x" * DEVICE_BYTES)
+    assert cli.main(["fsck", str(foreign)]) == 1
+    err = capsys.readouterr().err
+    assert f"{foreign} holds something that is not a stripe set" in err
+    assert "zero" not in err
+    paths = make_set(tmp_path / "set")
+    copy = tmp_path / "copy.stripe"
+    copy.write_bytes(paths[0].read_bytes())
+    assert cli.main(["fsck", str(paths[0]), str(copy)]) == 1
+    assert f"{paths[0]} and {copy} are copies of one member" in capsys.readouterr().err

@@ -349,11 +349,14 @@ def test_a_map(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
         shown = inspect("map", "device", "--server", "alpha")
         content = json.loads(inspect("map", "ssd", "--json").out)
         missing = inspect("map", "peer", "--server", "alpha")
+        none = inspect("map", "nosuch", "--json")
         striped = inspect("map", "ssd", "--server", "alpha")
     assert shown.lines[0].startswith("device of alpha dp0-tp0: 152 slots of 360KiB, 53.44MiB")
     assert shown.lines[1] == "· free 120  ▒ cached 30  ▚ pinned 2"
     assert shown.lines[2] == f"      1  {'·' * 120}{'▒' * 30}▚▚", "from slot 1"
     assert "there is no such tier here" in missing.out
+    assert (none.code, none.out) == (1, "")
+    assert "map of nosuch: nobody has one: there is no such tier here; see `inspect tiers`" in none.error
     assert content["answers"][0]["cells"] == [["cached", 4], ["free", 1], ["out", 6]]
     # Two slots to a sign, the last of each device only one: 9 and 11 slots.
     assert striped.lines[0].startswith("ssd of alpha dp0-tp0: 20 slots of 256KiB")

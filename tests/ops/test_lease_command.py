@@ -87,6 +87,7 @@ def test_every_command_arrives_as_it_was_meant(
         (["pin", "al.pha", "0"], "'0' is no lease"),
         (["pin", "al.pha", "1", "--borrower", "beta.dp0-tp0"], "takes no --borrower"),
         (["cap", "al.pha", "much"], "'much' is not a size"),
+        (["recall", "al.pha", "all", "--author", ""], "an author is 1 to 200 printable characters"),
         (["cap", "al.pha", "8"], "limit: 8 would be 8 bytes; write its unit, as 8GiB, or 0 for nothing"),
         (["cap", "al.pha", "1GiB", "--watch"], "takes no --watch"),
         (["cap", "al.pha", "1GiB", "--server", "beta"], "takes no --server"),

@@ -97,6 +97,29 @@ def test_a_reader_that_leaves_is_no_error(words: tuple[str, ...]) -> None:
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+def test_a_full_disk_behind_what_is_printed_is_one_line_with_the_remedy() -> None:
+    for words in (("config", "--explain"), ("config", "--defaults"), ("bench", "--list")):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([*SWIFT, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        assert result.returncode == 1
+        assert result.stderr == (
+            "swift-tiers: error: standard output: No space left on device; make room, or name another place behind "
+            "`>`\n"
+        )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_error(closed: str, tmp_path: Path) -> None:
+    """Nor do they lend their numbers to files that are opened then."""
+    (tmp_path / "a.toml").write_text('[host]\nsize = "1MiB"\n')
+    for words, code in (("config --defaults", 0), (f"fsck {tmp_path}", 1), ("console --demo --once", 0)):
+        command = f"{sys.executable} -m swift_tiers.ops {words} {closed}"
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+        assert result.returncode == code, words
+        assert "Traceback" not in result.stderr
+        assert "AttributeError" not in result.stderr
+
+
 # ---- no terminal ----
 
 

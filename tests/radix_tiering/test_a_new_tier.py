@@ -110,6 +110,7 @@ def test_operators_order_what_it_alone_can_do() -> None:
     [event] = [event for event in stack.events.since() if event.kind == "model.emptied"]
     assert event.fields["tier"] == "attic"
     for tier, order, argument, why in (
+        ("host", "drain", "", "order: host has no orders; flush and cap-tier are what it obeys"),
         ("attic", "drain", "", "order: attic has none called drain; it has: lose"),
         ("attic", "lose", "all", "lose: takes no argument, and not 'all'"),
         ("cellar", "lose", "", "this server has no cellar tier"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
@@ -15,8 +14,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...base.arguments import path_argument
+from ...base.arguments import check_between, path_argument
+from ...base.errors import USAGE, CommandError
 from ...base.new_file import check_new_file, write_new_file
+from ...base.parser import Parser
 
 #: Exit code of a bench that ran and missed a bound.
 MISSED = 3
@@ -93,13 +94,41 @@ def spread(name: str, values: Sequence[float], unit: str) -> str:
     return f"  {name:<34} {statistics.median(values):10.3f} {unit}   ({min(values):.3f} to {max(values):.3f})"
 
 
-class BenchParser(argparse.ArgumentParser):
-    """Refuses what a bench would only stumble over when it has measured."""
+#: Options of a bench that count something, none of which means anything from 0 down.
+_COUNTS = (
+    "rounds",
+    "size",
+    "agents",
+    "turns",
+    "prompts",
+    "tokens",
+    "new_tokens",
+    "together",
+    "windows",
+    "payload",
+    "depth",
+)
+#: Those that name what has to be there, and whether it is a directory.
+_PLACES = {"directory": True, "folder": True, "model_path": True, "text": False}
+
+
+class BenchParser(Parser):
+    """Refuses what a bench would only stumble over when it has fetched a model, started servers or measured."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = super().parse_known_args(args, namespace)
+        for name in _COUNTS:
+            check_between(_option(name), getattr(options, name, None), 1, 2**31 - 1)
+        for name, is_directory in _PLACES.items():
+            place = getattr(options, name, None)
+            if place is not None and not (Path(place).is_dir() if is_directory else Path(place).is_file()):
+                raise CommandError(f"{_option(name)}: {place} is no {'directory' if is_directory else 'file'}", USAGE)
         check_new_file("--json", options.json)
         return options, rest
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def parser(name: str, description: str | None, rounds: int) -> BenchParser:

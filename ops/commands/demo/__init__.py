@@ -18,6 +18,8 @@ import argparse
 from ...base.arguments import path_argument
 from ..inspect.bus import seconds_argument
 
+#: What SGLang computes in.
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 SUMMARY = "show the tiers at work on a real server and real input (some minutes)"
 
 
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=4, metavar="N", help="turns of each, 3 to 5 (default: 4)")
     parser.add_argument("--devices", type=int, default=4, metavar="N", help="directories that act as SSDs (default: 4)")
     parser.add_argument("--max-tokens", type=int, default=8, metavar="N", help="length of an answer (default: 8)")
-    parser.add_argument("--dtype", default="float32", help="of both servers (default: float32)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of both servers (default: float32)")
     parser.add_argument(
         "--start-timeout",
         type=seconds_argument,

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES, TIERS
 from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.asking import Answers
@@ -147,7 +147,10 @@ def _ask(options: argparse.Namespace, reader: BusReader) -> Inspection:
     snapshot = reader.snapshot(Part.RANKS | Part.TREES, server)
     if subject == "map":
         tier = options.name
-        return show_map(tier, _answered(f"map of {tier}", reader.map(tier, server)), snapshot)
+        maps = _answered(f"map of {tier}", reader.map(tier, server))
+        if tier not in TIERS and all(view.slots is None for view in maps.answers):
+            raise CommandError(f"map of {tier}: nobody has one: {text(maps.answers[0].reason)}; see `inspect tiers`")
+        return show_map(tier, maps, snapshot)
     if subject == "nodes":
         nodes = reader.nodes(min(options.limit, MOST_LISTED_NODES), server)
         return show_nodes(_answered("nodes", nodes), snapshot)

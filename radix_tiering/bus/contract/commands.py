@@ -15,12 +15,12 @@ from msgspec import Meta
 
 from ...base.errors import CommandRefusedError
 
-PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
+PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="a page's key: its 64 digits, 0-9 a-f")]
 LeaseNumber = Annotated[int, Meta(ge=1, description="number of a lease at its donor")]
 LeaseName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z", description="a rank, as leases call it: SERVER.RANK")
 ]
-RankName = Annotated[str, Meta(pattern=r"^dp\d+-tp\d+\Z", description="the one rank that is meant")]
+RankName = Annotated[str, Meta(pattern=r"^dp\d+-tp\d+\Z", description="the one rank that is meant, as dp0-tp0")]
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
@@ -84,7 +84,9 @@ class SetPolicy(Command, frozen=True, tag="set_policy"):
 
 
 #: The name of a tier below the device. Which there are, the server knows.
-CappedTier = Annotated[str, msgspec.Meta(pattern=r"^(?!device$)[a-z][a-z0-9-]{0,31}$")]
+CappedTier = Annotated[
+    str, msgspec.Meta(pattern=r"^(?!device$)[a-z][a-z0-9-]{0,31}$", description="a tier below the device")
+]
 
 
 class CapTier(Command, frozen=True, tag="cap_tier"):

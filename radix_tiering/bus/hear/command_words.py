@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -55,19 +55,26 @@ def make_command(name: str, values: Sequence[str]) -> AnyCommand:
 
 
 def _allowed(kind: Any) -> str:
-    """Why a value is none for a field that takes one of several names; empty for other fields."""
-    kinds = (kind,) if get_origin(kind) is Literal else get_args(kind)
+    """Why a value is none for a field that takes one of several names, or names of one form; empty for others."""
+    kinds = (kind,) if get_origin(kind) in (Literal, Annotated) else get_args(kind)
     choices = [choice for one in kinds if get_origin(one) is Literal for choice in get_args(one)]
-    if not choices:
-        return ""
-    return f"is none of {', '.join(choices)}" if kinds == (kind,) else f"is no number, and not {', '.join(choices)}"
+    if choices:
+        return f"is none of {', '.join(choices)}" if kinds == (kind,) else f"is no number, and not {', '.join(choices)}"
+    for meta in (meta for one in kinds if get_origin(one) is Annotated for meta in one.__metadata__):
+        if meta.pattern is not None:
+            return f"is not {meta.description}"
+    return ""
 
 
 def _convert(value: str, kind: Any) -> object:
     """As a number where it is one and one is wanted."""
+    wrong = None
     if _NUMBER.fullmatch(value):
         try:
             return msgspec.convert(float(value) if "." in value else int(value), kind)
-        except msgspec.ValidationError:
-            pass  # the key of a page may have decimal digits only
-    return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            wrong = error  # or not: the key of a page may have decimal digits only
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise wrong or error from None

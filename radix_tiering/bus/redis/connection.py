@@ -269,6 +269,8 @@ def _explain(error: RedisError | OSError, config: BusConfig) -> tuple[str, str]:
         # A server without TLS may wait for the rest of what it takes for a command.
         speaks = ", speaks TLS there" if tls else ""
         return f"no answer within {TIMEOUT_SECONDS:g} s", f"check that it runs{speaks} and is not overloaded"
+    if isinstance(error, redis.InvalidResponse):
+        return f"is no Redis ({words})", "check bus.url"
     if isinstance(error, redis.ConnectionError | OSError):
         if config.url is None:
             remedy = "start a server, which starts it, or set bus.url"

@@ -257,6 +257,8 @@ def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> Err
 
 
 def _order(stack: TierStack, name: str, order: str, argument: str) -> Errand:
+    if name == stack.host.name:
+        raise CommandRefusedError(f"order: {name} has no orders; flush and cap-tier are what it obeys")
     tier = _tier(stack, name)
     orders = tier.commands(stack.config)
     if order not in orders:

@@ -108,7 +108,7 @@ def _judge(
         raise FormatError(f"device {device}: {judgement.detail}: {OTHER_VERSION}")
     if judgement.content is DeviceContent.FOREIGN:
         raise FormatError(
-            f"device {device} holds something that is not a stripe set: name another, or zero its first 8 KiB"
+            f"device {device} holds something that is not a stripe set: name another, which is of one or blank"
         )
     return Probe(device, _STANDINGS[judgement.content], judgement.detail, copies, judgement.superblock, judgement.clean)
 

@@ -67,6 +67,7 @@ def test_a_user_is_refused_and_not_repeated(url):
         "redis://:6379",
         "redis://host:port",
         "redis://host:99999",
+        "redis://host:0",
         "redis://[::1",
         "redis://host/a",
         "redis://host/-1",

@@ -557,6 +557,26 @@ def test_tls_where_something_else_answers():
     assert "TLS failed (WRONG_VERSION_NUMBER); check that it speaks TLS there" in message_of(caught)
 
 
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"])
+def test_what_is_no_redis_is_told_to_be_none(greeting):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(4096)
+                accepted.sendall(greeting)
+                accepted.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(BusError) as caught:
+            connect(BusConfig(url=f"redis://127.0.0.1:{listener.getsockname()[1]}"), "one")
+        thread.join()
+    assert ": is no Redis (" in message_of(caught)
+    assert message_of(caught).endswith("; check bus.url")
+
+
 def test_no_tls_where_there_is_some(server):
     with tls_proxy(server) as port, pytest.raises(BusError) as caught:
         connect(bus(url=f"redis://localhost:{port}"), "one")
