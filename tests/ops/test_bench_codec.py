@@ -36,7 +36,7 @@ def test_it_runs(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         (["--context", "20"], r"--context: a multiple of 16"),
-        (["--windows", "0"], r"--windows: at least 1"),
+        (["--windows", "0"], r"--windows: 0 is not between 1 and"),
         (["--stripe-unit", "5000"], r"multiple of 4096"),
         (["--windows", "1000", "--text", __file__], r"the text has \d+ tokens, and 1000 windows of 1024 are asked for"),
     ],

@@ -27,7 +27,7 @@ from swift_tiers.sglang_ext.pools.device_pool import DevicePool, HostMemoryPool
 from swift_tiers.sglang_ext.pools.encoded_pool import EncodedPool
 
 from ...base.arguments import path_argument
-from ...base.errors import CommandError
+from ...base.errors import USAGE, CommandError
 from ...base.model import demo_model, pythons_manual
 from .report import Figure, finish, parser
 
@@ -123,16 +123,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     form.add_argument("--stripe-unit", default="256KiB", metavar="SIZE", help="ssd.stripe_unit (%(default)s)")
     form.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the KV (%(default)s)")
     options = form.parse_args(argv)
-    for name in ("windows", "context", "read"):
-        if getattr(options, name) < 1:
-            raise CommandError(f"bench codec: --{name}: at least 1")
     if options.context % PAGE_TOKENS:
-        raise CommandError(f"bench codec: --context: a multiple of {PAGE_TOKENS}, the tokens of a page")
+        raise CommandError(f"bench codec: --context: a multiple of {PAGE_TOKENS}, the tokens of a page", USAGE)
     try:
         options.stripe_unit = Size.parse(options.stripe_unit)
         check_unit_bytes(options.stripe_unit)
     except (ValueError, ConfigError) as error:
-        raise CommandError(f"bench codec: --stripe-unit: {error}") from None
+        raise CommandError(f"bench codec: --stripe-unit: {error}", USAGE) from None
     options.smaller = options.model_path is not None or options.windows < form.get_default("windows")
     return options
 

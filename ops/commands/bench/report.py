@@ -96,18 +96,9 @@ def spread(name: str, values: Sequence[float], unit: str) -> str:
 
 #: Options of a bench that count something, none of which means anything from 0 down.
 _COUNTS = (
-    "rounds",
-    "size",
-    "agents",
-    "turns",
-    "prompts",
-    "tokens",
-    "new_tokens",
-    "together",
-    "windows",
-    "payload",
-    "depth",
-)
+    "rounds", "size", "agents", "turns", "prompts", "tokens", "new_tokens", "together", "windows", "context", "read",
+    "payload", "depth",
+)  # fmt: skip
 #: Those that name what has to be there, and whether it is a directory.
 _PLACES = {"directory": True, "folder": True, "model_path": True, "text": False}
 
