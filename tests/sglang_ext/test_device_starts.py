@@ -400,7 +400,7 @@ def test_a_device_file_that_is_made_beside_used_ones_is_told_of(folders, caplog)
 @pytest.mark.parametrize(
     ("source", "trouble"),
     [
-        ('{"host": {"size": "1GiB"}, "host": {}}', "host: is there twice; keep one"),
+        ('{"host": {"size": "1GiB"}, "host": {}}', "^--swift-tiers-config: host is there twice; keep one$"),
         ("[" * 100_000, "nested too deeply"),
         ('{"host": {"size": "%sGiB"}}' % ("9" * 400), "more bytes than there are"),
         ('{"ssd": {"directories": ["/a\\u0000b"]}}', "is no path"),
