@@ -379,15 +379,19 @@ class Batch(Generic[Request]):
         every unit of it. `room(request)`: units that may be loaded for it now; None: `most`, for everybody."""
         now = self._clock()
         self._pick[source] = most
+
+        def allowed(request: Request) -> int:
+            return most if room is None else min(most, room(request))
+
         waiting = [request for request, member in self._members.items() if member.flight.lacks(source)]
         # What may be loaded is worked out for the first of them alone, mostly: there may be many.
         for request in self._in_turn(waiting, source):
             member = self._members[request]
-            units = member.next_load(source, most if room is None else min(most, room(request)))
+            units = member.next_load(source, allowed(request))
             if units and (units := member.worth_loading(units, source, partial(self._left, member), now)):
                 break
         else:
-            again = self._tried_again(waiting, source, most, room, now)
+            again = self._tried_again(waiting, source, allowed, now)
             if again is None:
                 return None
             request, units = again
@@ -402,14 +406,14 @@ class Batch(Generic[Request]):
         return Pick(request, units)
 
     def _tried_again(
-        self, waiting: list[Request], source: str, most: int, room: Callable[[Request], int] | None, now: float
+        self, waiting: list[Request], source: str, allowed: Callable[[Request], int], now: float
     ) -> tuple[Request, range] | None:
         """What is loaded from a source that has brought nothing for a while, because computing seemed sooner: only that
         tells whether it is as slow as it was. Nobody waits for it, as it is not expected in time."""
         if self.under_way(source) or source not in self._flowing or now - self._flowing[source].since < AGAIN_SECONDS:
             return None
         for request in waiting:
-            units = self._members[request].next_load(source, most if room is None else min(most, room(request)))
+            units = self._members[request].next_load(source, allowed(request))
             if units:
                 return request, units
         return None

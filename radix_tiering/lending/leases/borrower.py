@@ -156,7 +156,7 @@ class Borrower:
         """Ask for what is missing, of those who offer; most of it of those who have lent least."""
         held = sum(link.held for link in self._links.values())
         missing = max(0, self._wanted - held - sum(link.asked for link in self._links.values()))
-        wanted = self._split(missing, now)
+        wanted = self._split(missing, now) if missing else {}
         for link in self._links.values():
             link.want(wanted.get(link.donor, 0), now, enough=held >= self._wanted)
         offers = [link for link in self._links.values() if link.may_ask] if missing else []
@@ -170,8 +170,6 @@ class Borrower:
         """What is wanted of each donor: all of it together once, since each makes room for what it is told. Of those
         that had nothing lately, as much as tells when they have something again."""
         joined = [link for link in self._links.values() if link.state is LinkState.JOINED]
-        parts = share(missing, {link.donor: Ask(link.held, 0 if link.dry(now) else missing) for link in joined})
-        return {
-            link.donor: max(parts[link.donor], min(link.unit_bytes, missing)) if link.dry(now) else parts[link.donor]
-            for link in joined
-        }
+        dry = {link.donor: min(link.unit_bytes, missing) for link in joined if link.dry(now)}
+        parts = share(missing, {link.donor: Ask(link.held, missing) for link in joined if link.donor not in dry})
+        return {**parts, **dry}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -42,12 +42,6 @@ class Failing(RoundTrips):
         if self.after_a_word and answers[0].get("outcome"):
             self.lost["outcome"] = float("inf")
         return answers
-
-
-@pytest.fixture
-def redis() -> Iterator[RealRedis]:
-    with RealRedis() as server:
-        yield server
 
 
 @pytest.fixture
