@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from swift_tiers.radix_tiering.bus.contract.commands import is_author
+
 from .errors import USAGE, CommandError
 
 #: Schedulers of one server: more than any machine has, and few enough to look at each.
@@ -24,8 +26,8 @@ def path_argument(text: str) -> Path:
 
 
 def author_argument(text: str) -> str:
-    """Who is told to want a command: as `read_order` takes it."""
-    if not 0 < len(text) <= 200 or not text.isprintable():
+    """Who is told to want a command: as servers take it."""
+    if not is_author(text):
         raise argparse.ArgumentTypeError("an author is 1 to 200 printable characters, for the audit")
     return text
 

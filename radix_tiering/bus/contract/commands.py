@@ -166,13 +166,18 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     command: AnyCommand
 
 
+def is_author(text: str) -> bool:
+    """Whether it may say who wants a command, for the audit: 1 to 200 printable characters."""
+    return 0 < len(text) <= 200 and text.isprintable()
+
+
 def read_order(entry: dict[str, str]) -> Order:
     """An entry of the control stream. Raises CommandRefusedError, which names what is wrong with it."""
     identifier = entry.get("id", "")
     if not _ID.fullmatch(identifier):
         raise CommandRefusedError("id: must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
     author = entry.get("author", "")
-    if not author or len(author) > 200 or not author.isprintable():
+    if not is_author(author):
         raise CommandRefusedError("author: must be 1 to 200 printable characters, for the audit")
     try:
         deadline = float(entry["deadline"])
