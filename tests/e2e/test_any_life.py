@@ -9,58 +9,144 @@ when it meets what is the server's own affair. A server without tiers says what 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
-from support.any_life import Conversation, Life, conversations
-from support.servers import START_SECONDS, Site
+from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+
+from support.any_life import PATIENCE, Conversation, Life, LifeBesideADonor, LifeBesideAStore, conversations
+from support.models import tiny_gemma, tiny_hybrid, tiny_mla
+from support.servers import START_SECONDS, Plain, Site, shared_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 #: Rounds of up to 16 requests at once, and one of so many servers' lives.
 ROUNDS = 40
 
-#: Of pages and devices: small ones, so that everything is evicted; and what a restore does where devices are slow.
-KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "loads": ({"restore": {"strategy": "load"}}, {"--page-size": "16"}),
-    "single tokens, computed from the front": (
+
+class Kind(NamedTuple):
+    """Of pages, devices and models: small ones, so that everything is evicted; and what lies beside the server."""
+
+    tiers: dict[str, Any]  # sections, in place of or over the usual ones; None: without it
+    options: dict[str, str]
+    model: Callable[[Path], Path] = tiny_model
+    prepare: str = ""
+    environment: Mapping[str, str] = MappingProxyType({})
+    life: type[Life] = Life
+    source: tuple[str, ...] = ("host", "ssd")  # something comes from there
+
+
+def _windowed(directory: Path) -> Path:
+    return tiny_gemma(directory, own_pool=True)
+
+
+LOADS = {"restore": {"strategy": "load"}}
+KINDS = {
+    "loads": Kind(LOADS, {"--page-size": "16"}),
+    "single tokens, computed from the front": Kind(
         {"restore": {"strategy": "token-wise", "chunk": 64}, "ssd": {"throttle": "3MiB"}},
         {"--page-size": "1"},
     ),
-    "written back, least often used": (
-        {"restore": {"strategy": "load"}, "policy": {"write": "back", "eviction": "lfu"}, "host": {"verify": "beside"}},
+    "written back, least often used": Kind(
+        {**LOADS, "policy": {"write": "back", "eviction": "lfu"}, "host": {"verify": "beside"}},
         {"--page-size": "16"},
     ),
-    "layers": ({"restore": {"strategy": "layer-wise"}, "ssd": {"throttle": "3MiB"}}, {"--page-size": "8"}),
-    "chunks of all": (
+    "layers": Kind(
+        {"restore": {"strategy": "layer-wise"}, "ssd": {"throttle": "3MiB"}},
+        {"--page-size": "8"},
+    ),
+    "chunks of all": Kind(
         {"restore": {"strategy": "token-wise", "chunk": 64}, "ssd": {"throttle": "6MiB"}},
         {"--page-size": "4", "--chunked-prefill-size": "128", "--schedule-policy": "lpm"},
     ),
-}
+    "latent": Kind(
+        {"restore": {"strategy": "token-wise", "chunk": 64}, "ssd": {"throttle": "3MiB"}},
+        {"--page-size": "16"},
+        model=tiny_mla,
+    ),
+    "windows": Kind(
+        LOADS,
+        {"--page-size": "16", "--chunked-prefill-size": "256"},
+        model=_windowed,
+        prepare="support.windowed_models.register",
+    ),
+    "states": Kind(
+        LOADS,
+        {
+            "--page-size": "16", "--chunked-prefill-size": "256", "--mamba-radix-cache-strategy": "extra_buffer",
+            "--max-mamba-cache-size": "48", "--mamba-track-interval": "64",
+        },
+        model=tiny_hybrid,
+        prepare="support.states_on_cpu.with_states_of_pages",
+        environment={"SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1"},
+    ),
+    "two ranks": Kind(
+        {"restore": {"strategy": "token-wise", "chunk": 64}, "ssd": {"throttle": "3MiB"}},
+        {"--page-size": "16", "--tp-size": "2"},
+        environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+    ),
+    "a donor": Kind(
+        {**LOADS, "peer": {"borrow": True, "term": "3s"}},
+        {"--page-size": "16"},
+        life=LifeBesideADonor,
+        source=("peer",),
+    ),
+    "a store": Kind(
+        {**LOADS, "ssd": None},
+        {"--page-size": "16"},
+        life=LifeBesideAStore,
+        source=("remote",),
+    ),
+}  # fmt: skip
 
 
-@contextmanager
-def begun(site: Site, said: list[Conversation], draw: random.Random, kind: str) -> Iterator[Life]:
-    changes, options = KINDS[kind]
+def tiers_of(kind: Kind, site: Site) -> dict[str, Any]:
     tiers = site.tiers(host="768KiB")
     tiers["bus"] |= {"control": True, "server": "life"}
     tiers["ssd"]["throttle"] = "1GiB"  # without one none can be set later
     tiers["policy"]["restore_deadline"] = "20s"
-    for section, fields in changes.items():
-        tiers[section] = {**tiers.get(section, {}), **fields}
-    with site.server("life", tiers=tiers, **{"--max-total-tokens": "2560", **options}) as server:
+    for section, fields in kind.tiers.items():
+        tiers[section] = {**tiers.get(section, {}), **(fields or {})}
+        if fields is None:
+            del tiers[section]
+    if kind.life is LifeBesideAStore:
+        (store := site.root / "store").mkdir()
+        tiers["remote"] = shared_store("file", {"file_storage_path": str(store)})
+    return tiers
+
+
+@contextmanager
+def begun(site: Site, said: list[Conversation], draw: random.Random, kind: Kind) -> Iterator[Life]:
+    tiers = tiers_of(kind, site)
+    with site.server("life", tiers=tiers, **{"--max-total-tokens": "2560", **kind.options}) as server:
         server.start()
         server.wait_ready(START_SECONDS)
-        yield Life(site, server, said, draw)
+        with kind.life(site, server, said, draw, tiers) as life:
+            yield life
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_whatever_happens_answers_are_right(plain: Any, tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
-    draw = random.Random(kind)
-    with begun(Site(tmp_path_factory.mktemp("life")), conversations(plain, draw), draw, kind) as life:
+def said_by(kind: Kind, plain: Plain, site: Site, draw: random.Random) -> list[Conversation]:
+    if kind.model is tiny_model:
+        return conversations(plain, draw)
+    with ExitStack() as running:
+        return conversations(Plain(site, running, **kind.options), draw)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_whatever_happens_answers_are_right(
+    plain: Plain, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    kind, draw = KINDS[name], random.Random(name)
+    for variable, value in kind.environment.items():
+        monkeypatch.setenv(variable, value)
+    site = Site(tmp_path_factory.mktemp("life"), kind.model, kind.prepare)
+    with begun(site, said_by(kind, plain, site, draw), draw, kind) as life:
         for number in range(ROUNDS):
             life.one_round()
             assert not life.wrong, life.happened
@@ -69,4 +155,6 @@ def test_whatever_happens_answers_are_right(plain: Any, tmp_path_factory: pytest
             elif number % 10 == 0:
                 life.rest()
         life.rest()
-        assert life.happened["tokens from host"] + life.happened["tokens from ssd"], life.happened
+        # What lends to it, or what is asked for it, may have begun anew just now.
+        assert wait_for(lambda: (life.one_round(), life.came_from(kind.source))[1] or None, PATIENCE), life.happened
+        assert not life.wrong, life.happened

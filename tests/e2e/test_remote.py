@@ -8,23 +8,31 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from swift_tiers.ops.commands.demo.store import LocalStore
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.mooncake import skip_without_library
-from support.servers import START_SECONDS, Site, call, generate, prompt, shared_store, snapshot, wait_written
+from support.servers import (
+    START_SECONDS,
+    Site,
+    call,
+    child_of,
+    children_of,
+    generate,
+    prompt,
+    shared_store,
+    snapshot,
+    wait_written,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 PATIENCE = 120.0
-CHILD = "swift_tiers.radix_tiering.tiers.remote.child"
 TOKENS = 700
 #: In whole runs of 512.
 FOUND = 512
@@ -101,21 +109,6 @@ def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: A
 
 def engine_ready(server: Any) -> bool:
     return snapshot(server)["remote_engine"] == "asked" and bool(child_of(server))
-
-
-def children_of(server: Any) -> list[int]:
-    """The processes that engines live in."""
-    found = []
-    for one in psutil.Process(server._process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
-            if one.status() != psutil.STATUS_ZOMBIE and CHILD in one.cmdline():
-                found.append(one.pid)
-    return found
-
-
-def child_of(server: Any) -> int:
-    """0 where there is none."""
-    return next(iter(children_of(server)), 0)
 
 
 def test_the_second_server_answers_from_what_the_first_computed(site: Site, plain: Any) -> None:

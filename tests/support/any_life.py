@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import socket
@@ -11,17 +12,21 @@ import threading
 import time
 import urllib.error
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main as command
 
-from .servers import START_SECONDS, Site, call, snapshot
+from .servers import START_SECONDS, Site, call, children_of, generate, prompt, snapshot
 
 ANSWER = 6
 #: A guard against hanging, not a measure: a request waits for its pages for 20 s at most.
 PATIENCE = 300
+#: Of a donor's pool.
+DONORS_TOKENS = 4096
 
 Conversation = tuple[list[int], list[int]]  # a prompt, and its answer
 
@@ -49,28 +54,38 @@ def conversations(plain: Any, draw: random.Random) -> list[Conversation]:
     return found
 
 
+Happening = tuple[int, Callable[[], None]]  # how often, and what
+
+
 class Life:
     """One server, and what has happened to it."""
 
-    def __init__(self, site: Site, server: Any, said: list[Conversation], draw: random.Random) -> None:
+    def __init__(
+        self, site: Site, server: Any, said: list[Conversation], draw: random.Random, config: dict[str, Any]
+    ) -> None:
+        """`config`: its tiers', in which a section is there where the tier is."""
         self.site, self.server, self.said, self.draw = site, server, said, draw
         self.wrong: list[str] = []
         self.happened: Counter[str] = Counter()
         self.ending = False  # errors are what is to be expected
-        self.others: tuple[tuple[int, Callable[[], None]], ...] = (
+        self._capped = [tier for tier in ("host", "ssd") if tier in config]
+        self._policies = [one for one in POLICIES if "ssd" in config or not one[0].startswith("ssd")]
+        self.others: list[Happening] = [
             (20, lambda: None),
             (2, self.flush_cache),
             (2, lambda: self.order("flush", self.draw.choice(("host", "host", "all")))),
-            (
-                2,
-                lambda: self.order(
-                    "cap-tier", self.draw.choice(("host", "ssd")), self.draw.choice(("64KiB", "400KiB"))
-                ),
-            ),
-            (3, lambda: [self.order("cap-tier", tier) for tier in ("host", "ssd")] and None),
-            (3, lambda: self.order("set-policy", *self.draw.choice(POLICIES))),
-            (1, self.damage),
-        )
+            (2, lambda: self.order("cap-tier", self.draw.choice(self._capped), self.draw.choice(("64KiB", "400KiB")))),
+            (3, lambda: [self.order("cap-tier", tier) for tier in self._capped] and None),
+            (3, lambda: self.order("set-policy", *self.draw.choice(self._policies))),
+        ]
+        if "ssd" in config:
+            self.others.append((1, self.damage))
+
+    def __enter__(self) -> Self:
+        """Begin what it lives beside."""
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
 
     # Clients
 
@@ -120,6 +135,10 @@ class Life:
                 self.happened[f"tokens from {tier}"] += tokens if isinstance(tokens, int) else 0
             if one["output_ids"][: len(answer)] != answer:
                 self.wrong.append(f"{one['output_ids']}, not {answer}: {one['meta_info']}")
+
+    def came_from(self, tiers: Sequence[str]) -> int:
+        """So many tokens so far."""
+        return sum(self.happened[f"tokens from {tier}"] for tier in tiers)
 
     def ask(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
         tokens = draw.choice((1, 3, ANSWER))
@@ -205,3 +224,100 @@ class Life:
         while (state := snapshot(self.server))["tiers"]["host"]["pinned_pages"] or state["write_queue_pages"]:
             assert time.monotonic() < limit, state
             time.sleep(0.1)
+
+
+class LifeBesideADonor(Life):
+    """... of a server that borrows what another one of another model lends, which lives as wildly."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        bus = {"directory": str(self.site.bus), "control": True, "interval": "200ms", "server": "donor"}
+        lends = {"donate": True, "window": "500ms", "term": "3s"}
+        model = tiny_model(self.site.root / "other", layers=2, heads=2, kv_heads=1, head_dim=32, seed=5)
+        shape = {"--model-path": str(model), "--max-total-tokens": str(DONORS_TOKENS), "--page-size": "16"}
+        self._donor = self.site.server("donor", tiers={"host": {"size": "1MiB"}, "bus": bus, "peer": lends}, **shape)
+        self._answers_of_donor: list[list[int]] = []
+        self.others += [
+            (4, self.ask_donor),
+            (2, self.want_it_all),
+            (2, self.recall),
+            (1, self.pause_donor),
+            (1, self.kill_donor),
+        ]
+
+    def __enter__(self) -> Self:
+        self._donor.__enter__()
+        self._begin_donor()
+        self._answers_of_donor = [generate(self._donor, prompt(seed))[0] for seed in range(3)]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._donor.__exit__(*raised)
+
+    def _begin_donor(self) -> None:
+        self._donor.start()
+        self._donor.wait_ready(START_SECONDS)
+
+    def ask_donor(self) -> None:
+        for seed, answer in enumerate(self._answers_of_donor):
+            if (found := generate(self._donor, prompt(seed))[0]) != answer:
+                self.wrong.append(f"donor: {found}, not {answer}")
+        self.happened["ask_donor"] += 1
+
+    def want_it_all(self) -> None:
+        """A request of the donor's that needs what it has lent."""
+        generate(self._donor, prompt(77, tokens=DONORS_TOKENS - 200), 3)
+        self.happened["want_it_all"] += 1
+
+    def recall(self) -> None:
+        done = command(["lease", "recall", "donor", "all", "--directory", str(self.site.bus)]) == 0
+        self.happened["recall" if done else "recall refused"] += 1
+
+    def pause_donor(self) -> None:
+        self._donor.signal_all(signal.SIGSTOP)
+        time.sleep(self.draw.choice((0.2, 1, 5)))  # the last is longer than a lease
+        self._donor.signal_all(signal.SIGCONT)
+        self.happened["pause_donor"] += 1
+
+    def kill_donor(self) -> None:
+        self._donor.signal_all(signal.SIGKILL)
+        self._donor.end()
+        self._begin_donor()
+        self.happened["kill_donor"] += 1
+
+
+class LifeBesideAStore(Life):
+    """... of a server over a remote store that loses objects and damages others, and whose client dies."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._store = Path(given[-1]["remote"]["options"]["file_storage_path"])
+        self.others += [(2, self.lose_objects), (1, self.damage_objects), (1, self.kill_child), (1, self.pause_child)]
+
+    def _some_objects(self) -> list[Path]:
+        objects = sorted(path for path in self._store.rglob("*") if path.is_file())
+        return self.draw.sample(objects, k=len(objects) // 3)
+
+    def lose_objects(self) -> None:
+        for path in self._some_objects():
+            path.unlink(missing_ok=True)
+            self.happened["lost objects"] += 1
+
+    def damage_objects(self) -> None:
+        for path in self._some_objects():
+            with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+                file.seek(self.draw.randrange(max(1, path.stat().st_size)))
+                file.write(self.draw.randbytes(1))
+                self.happened["damaged objects"] += 1
+
+    def kill_child(self) -> None:
+        self._signal_child(signal.SIGKILL)
+
+    def pause_child(self) -> None:
+        self._signal_child(signal.SIGSTOP)
+
+    def _signal_child(self, number: int) -> None:
+        for child in children_of(self.server):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+            self.happened[f"child gets {number}"] += 1

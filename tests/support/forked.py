@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -127,11 +128,12 @@ class ForkedServer(Server):
 
     patience = 120.0
     log_lines = 200  # what a rank wrote that failed is followed by what others wrote that it took along
+    prepare = ""  # a function that is called in it before anything else, by its dotted path
 
     def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> Forked:  # type: ignore[override]
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(
-            target=_launch, args=(theirs, self.command[3:], environment, str(self.log), os.getcwd())
+            target=_launch, args=(theirs, self.command[3:], environment, str(self.log), os.getcwd(), self.prepare)
         )
         start(process, environment)
         theirs.close()
@@ -192,7 +194,20 @@ def _fork_from_here_on() -> None:
     multiprocessing.set_start_method = lambda *_, **__: None
 
 
-def _launch(ready: Connection, arguments: Sequence[str], environment: dict[str, str], log: str, directory: str) -> None:
+def call_by_path(path: str) -> None:
+    """Call the function that is named by its dotted path."""
+    module, name = path.rsplit(".", 1)
+    getattr(importlib.import_module(module), name)()
+
+
+def _launch(
+    ready: Connection,
+    arguments: Sequence[str],
+    environment: dict[str, str],
+    log: str,
+    directory: str,
+    prepare: str,
+) -> None:
     _leave_the_forking_process()
     become(environment)
     os.chdir(directory)
@@ -204,5 +219,7 @@ def _launch(ready: Connection, arguments: Sequence[str], environment: dict[str, 
     ready.send(None)
     ready.close()
     _fork_from_here_on()
+    if prepare:
+        call_by_path(prepare)
     sys.argv = ["sglang.launch_server", *arguments]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

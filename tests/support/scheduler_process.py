@@ -6,7 +6,6 @@ is raised here, with its traceback.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import multiprocessing
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .forked import CONTEXT, become, start
+from .forked import CONTEXT, become, call_by_path, start
 
 START_SECONDS = 180
 
@@ -37,8 +36,7 @@ def _serve(
         from swift_tiers.ops.lab.torture.ranks.scheduler import StepScheduler
 
         if prepare:
-            module, name = prepare.rsplit(".", 1)
-            getattr(importlib.import_module(module), name)()
+            call_by_path(prepare)
         scheduler = StepScheduler(arguments, rank or 0, resolved)
         connection.send((0, "ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side

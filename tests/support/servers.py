@@ -7,8 +7,12 @@ import json
 import random
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.commands.demo.servers import Server, free_ports
@@ -19,6 +23,7 @@ from .forked import ForkedServer
 #: A guard against hanging, not a measure: on a busy machine a start takes minutes.
 START_SECONDS = 900.0
 DEVICE_TOKENS = 2048
+REMOTE_CHILD = "swift_tiers.radix_tiering.tiers.remote.child"
 
 
 def prompt(seed: int, tokens: int = 700) -> list[int]:
@@ -107,12 +112,29 @@ def await_the_neighbour(server: Server, answers: list[list[int]], seconds: float
     assert wait_for(from_the_neighbour, seconds), "nothing was served from the neighbour"
 
 
+def children_of(server: Server) -> list[int]:
+    """The processes in which the engines of its remote tiers live."""
+    found = []
+    for one in psutil.Process(server._process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+            if one.status() != psutil.STATUS_ZOMBIE and REMOTE_CHILD in one.cmdline():
+                found.append(one.pid)
+    return found
+
+
+def child_of(server: Server) -> int:
+    """0 where there is none."""
+    return next(iter(children_of(server)), 0)
+
+
 class Site:
     """A model, directories, and servers over them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, make: Callable[[Path], Path] = tiny_model, prepare: str = "") -> None:
+        """`make` makes the model; `prepare`: see `ForkedServer`, of each server of it."""
         self.root = root
-        self.model = tiny_model(root / "model")
+        self.model = make(root / "model")
+        self._prepare = prepare
         self.directories = [root / f"ssd{number}" for number in range(3)]
         for directory in self.directories:
             directory.mkdir()
@@ -140,7 +162,9 @@ class Site:
         log = self.root / f"{name}.log"
         if environment is not None:
             return Server(name, command, port, log, environment)
-        return ForkedServer(name, command, port, log)
+        server = ForkedServer(name, command, port, log)
+        server.prepare = self._prepare
+        return server
 
     def tiers(self, *directories: Path, host: str = "1MiB") -> dict[str, Any]:
         named = [str(directory) for directory in directories or self.directories]
@@ -150,3 +174,28 @@ class Site:
             "policy": {"restore_deadline": "60s"},
             "bus": {"directory": str(self.bus)},
         }
+
+
+class Plain:
+    """A server without tiers over the model of a site: what it answers is what all others of that model have to.
+
+    Page sizes, pools and threads do not matter to it. It starts with the first question, and is kept.
+    """
+
+    def __init__(self, site: Site, running: ExitStack, **options: str) -> None:
+        self._server = site.server("plain", **options)
+        self._running = running
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        for prompt in map(tuple, prompts):
+            if prompt not in self._answers:
+                self._answers[prompt] = self._ask(list(prompt))
+        return [self._answers[tuple(prompt)] for prompt in prompts]
+
+    def _ask(self, prompt: list[int]) -> list[int]:
+        if not self._answers:
+            self._running.enter_context(self._server)
+            self._server.start()
+            self._server.wait_ready(START_SECONDS)
+        return generate(self._server, prompt)[0]
