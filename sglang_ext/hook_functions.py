@@ -7,12 +7,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import msgspec
+import numpy as np
 from sglang.srt.runtime_context import get_memory
 
 logger = logging.getLogger(__name__)
 
 #: At the end of an `extra_key` with no adapter's id behind it.
 _NO_ADAPTER = "\0"
+#: ... of a prompt with numbers in it that no token has.
+_NO_TOKENS = "\0beyond the vocabulary"
 
 
 def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
@@ -207,10 +210,20 @@ def after_add_one_req(result: Any, self: Any, *args: Any, **kwargs: Any) -> None
 
 
 def after_radix_namespace(result: Any, self: Any, req: Any) -> None:
-    """SGLang appends the id of a request's adapter to its `extra_key`, so a client that names an adapter's id as
-    `extra_key`, and no adapter, has the key of those who use the adapter: its pages would be taken for theirs, for as
-    long as SSDs last. With an end mark, which no id ends in, no key without an adapter is one with."""
-    if swift_linker(self) is not None and self.enable_lora and req.lora_id is None and req.extra_key is not None:
+    """Here SGLang has said the last of a request's key. What clients can write into it must not be the key of others'
+    KV, whose pages would be taken for theirs for as long as SSDs last.
+
+    SGLang puts numbers beyond the vocabulary in the place of a picture's tokens, by the picture's content, and takes
+    any number in `input_ids`: those who send such numbers themselves have keys of their own.
+
+    SGLang appends the id of a request's adapter to its `extra_key`: with an end mark, which no id ends in, no key
+    without an adapter is one with.
+    """
+    if swift_linker(self) is None:
+        return
+    if np.max(np.asarray(req.origin_input_ids_unpadded), initial=0) >= self.model_config.vocab_size:
+        req.extra_key = (req.extra_key or "") + _NO_TOKENS
+    if self.enable_lora and req.lora_id is None and req.extra_key is not None:
         req.extra_key += _NO_ADAPTER
 
 

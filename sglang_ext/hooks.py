@@ -175,7 +175,7 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             HookType.AFTER,
             after_radix_namespace,
             ("self", "req"),
-            "keep keys without an adapter apart from those with one: here SGLang has said the last of a key",
+            "keep keys that clients write apart from those of adapters and pictures: SGLang has said the last of a key",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.get_prefill_adder_class",

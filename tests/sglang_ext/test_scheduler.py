@@ -20,7 +20,7 @@ import pytest
 from swift_tiers.radix_tiering.table.rules import check_rules
 
 from support.new_weights import other_weights, sessions
-from support.scheduler_process import SchedulerProcess
+from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, tiers_that_do_not_answer
 
 PAGE = 16
@@ -644,6 +644,47 @@ def identities_do_not_mix(s):
         quiet(s)
 
 
+def as_with_a_picture() -> list[int]:
+    """What a prompt with a picture is to SGLang: text, 48 numbers made from the picture, text."""
+    import torch
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+
+    item = MultimodalDataItem(modality=Modality.IMAGE, feature=torch.ones(48, 4))
+    item.set_pad_value()
+    return [*prompt(25, 32), *item.padding_sequence(48), *prompt(26, 32)]
+
+
+def held_after_numbers_that_stand_for_a_picture(s):
+    """Which pages of the prompt with the picture the tiers have, when somebody has asked with its numbers."""
+    from sglang.srt.mem_cache.utils import get_hash_str
+
+    token_ids, page = as_with_a_picture(), s.linker.pool.page_size
+    s.generate(token_ids)
+    s.settle()
+    keys = get_hash_str(array("q", token_ids), None, page)
+    taken = s.linker.stack.snapshot().tiers["host"].pages
+    return taken, [s.linker.holds(key) for key in keys]
+
+
+def numbers_that_stand_for_a_picture_are_not_the_pictures(s):
+    """SGLang puts numbers made from a picture in the place of its tokens; a client may send these itself."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    token_ids = as_with_a_picture()
+    req = s.add(token_ids)
+    try:
+        assert req.extra_key, "it has the key of a prompt with the picture"
+    finally:
+        s.scheduler.abort_request(AbortReq(rid=req.rid))
+    assert s.add(token_ids, extra_key="tenant").extra_key not in (None, "tenant", req.extra_key)
+    s.scheduler.abort_request(AbortReq(abort_all=True))
+    question = prompt(24, 40)
+    plain = s.add(question)
+    assert plain.extra_key is None
+    s.run()
+    quiet(s)
+
+
 def retracted_requests_come_back(s):
     """Retracted in the middle of decoding, with SGLang's own test switch: they answer as if nothing had been.
 
@@ -851,6 +892,7 @@ def scheduler(tmp_path_factory, directories):
         a_hit_keeps_its_turn_before_a_long_prompt_that_came_later,
         room_that_nobody_takes_begins_no_second_chunked_request,
         identities_do_not_mix,
+        numbers_that_stand_for_a_picture_are_not_the_pictures,
         retracted_requests_come_back,
         what_the_tiers_lost_is_offered_along,
         offloads_that_take_too_long_publish_nothing,
@@ -868,6 +910,22 @@ def scheduler(tmp_path_factory, directories):
 )
 def test_scenario(scheduler, scenario):
     scheduler(scenario)
+
+
+@pytest.mark.exhaustive
+def test_nobody_writes_kv_under_a_pictures_key(tmp_path):
+    """On two ranks SGLang computes something where no token has a number; on one it does not look."""
+    from swift_tiers.ops.base.model import tiny_model
+
+    config = {"host": {"size": "4MiB"}, "bus": {"enabled": False}}
+    arguments = [
+        "--model-path", str(tiny_model(tmp_path)), "--dtype", "float32", "--max-total-tokens", str(DEVICE_TOKENS),
+        "--max-running-requests", "8", "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+    with SchedulerRanks(2, arguments) as ranks:
+        for taken, held in ranks(held_after_numbers_that_stand_for_a_picture):
+            assert taken
+            assert not any(held)
 
 
 def test_nothing_of_sglang_has_not_been_looked_at(scheduler):
