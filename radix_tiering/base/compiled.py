@@ -58,7 +58,7 @@ def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
             return None
         place = Path(made._cache.cache_path)
         # What lies beside the file is loaded by Python itself, whoever may write there.
-        if place.parent != Path(function.__code__.co_filename).parent and (why := _open_to_others(place)):
+        if place.parent != Path(function.__code__.co_filename).parent and (why := open_to_others(place)):
             remedy = "set NUMBA_CACHE_DIR to a directory of this user alone (mode 0700)"
             _tell("swift-tiers: compiling, at every start: %s; %s", why, remedy, level=logging.WARNING)
             return None
@@ -82,9 +82,9 @@ def _with_cache(function: Kernel, signature: str, nogil: bool) -> Any:
     return None
 
 
-def _open_to_others(place: Path) -> str:
-    """Why what is kept in `place` may be another user's, and is not to be loaded: it is unpickled, and run. Empty: it
-    is this user's, or root's, alone."""
+def open_to_others(place: Path, *, own_group: int | None = None) -> str:
+    """Why what is kept in `place` may be another user's, and is not to be loaded: it is unpickled, or run. Empty: it
+    is this user's, or root's, alone. `own_group`: members of this one count as the user."""
     try:
         above, below = os.stat(place.parent), os.lstat(place)
     except OSError as error:
@@ -95,7 +95,8 @@ def _open_to_others(place: Path) -> str:
     ):
         if details.st_uid not in (os.geteuid(), _ROOT):
             return f"{path} belongs to uid {details.st_uid}"
-        if details.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_safe:
+        writers = stat.S_IWOTH | (0 if details.st_gid == own_group else stat.S_IWGRP)
+        if details.st_mode & writers and not is_safe:
             return f"{path} may be written by other users (mode {stat.S_IMODE(details.st_mode):04o})"
     return ""
 

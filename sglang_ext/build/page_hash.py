@@ -1,22 +1,28 @@
 """SGLang's chained page hash, ready before the first request and on machines without a compiler.
 
 SGLang compiles its hash extension at the first request, on the scheduler's thread (seconds), and fails there if there
-is no compiler or no OpenSSL headers. Here it is built at start instead; where it cannot be, the same function in
-Python takes its place, about five times slower and equal to the bit.
+is no compiler or no OpenSSL headers. Here it is built at start instead; where it cannot be, or where others could have
+put what is built, the same function in Python takes its place, about five times slower and equal to the bit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from swift_tiers.radix_tiering.base.compiled import open_to_others
 
 logger = logging.getLogger(__name__)
 
 #: Tells pages with 64-bit tokens from others: an odd number of bytes before the tokens.
 _WIDE_TAG = b"\xff"
+#: The name under which SGLang has torch build it.
+_EXTENSION = "hicache_hash_cpp"
 
 _compiled: bool | None = None
 
@@ -27,7 +33,15 @@ def prepare_page_hash() -> bool:
     if _compiled is None:
         from sglang.srt.mem_cache.cpp_utils import native_hash
 
+        _compiled = False
         try:
+            if why := _open_to_others():
+                logger.warning(
+                    "swift-tiers: SGLang's compiled page hash is not loaded: %s; using a slower one in Python. "
+                    "Set TORCH_EXTENSIONS_DIR to a directory of this user alone (mode 0700) to speed it up",
+                    why,
+                )
+                return False
             native_hash._load_native_hash_module()
             _compiled = True
         except Exception as error:  # noqa: BLE001 - whatever is missing, the answer is the same
@@ -36,8 +50,15 @@ def prepare_page_hash() -> bool:
                 "Install g++, ninja and the OpenSSL headers to speed it up",
                 " ".join(str(error.__cause__ or error).split())[:200],
             )
-            _compiled = False
     return _compiled
+
+
+def _open_to_others() -> str:
+    """Why others may have put there what torch would build and load; empty where they cannot."""
+    from torch.utils import cpp_extension
+
+    # Directories that the user's own group may write are what a umask of 002 gives a user with a group of its own.
+    return open_to_others(Path(cpp_extension._get_build_directory(_EXTENSION, verbose=False)), own_group=os.getegid())
 
 
 def around_native_hash(original: Any, token_ids: Any, prior_digest: bytes | None, page_size: int | None = None) -> Any:

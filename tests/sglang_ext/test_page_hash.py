@@ -6,6 +6,7 @@ What that one said of forty prompts lies beside, in `page_hashes.json`: here the
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,24 @@ def test_a_machine_without_a_compiler_hashes_in_python(monkeypatch):
         pytest.fail("the compiled one was asked")
 
     assert page_hash.around_native_hash(original, tokens, None, 16) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "is_loaded"),
+    [(0o755, None, True), (0o777, None, False), (0o775, None, True), (0o775, 12345, False)],
+)
+def test_what_others_could_have_built_is_not_loaded(monkeypatch, tmp_path, caplog, mode, group, is_loaded):
+    """It would run in the server. A directory of the user's own group is what a umask of 002 makes."""
+    from sglang.srt.mem_cache.cpp_utils import native_hash
+
+    tmp_path.chmod(0o755)
+    built = tmp_path / "hicache_hash_cpp"
+    built.mkdir()
+    built.chmod(mode)
+    monkeypatch.setattr(os, "getegid", lambda: built.stat().st_gid if group is None else group)
+    loaded: list[bool] = []
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(native_hash, "_load_native_hash_module", lambda: loaded.append(True))
+    monkeypatch.setattr(page_hash, "_compiled", None)
+    assert page_hash.prepare_page_hash() == bool(loaded) == is_loaded
+    assert ("TORCH_EXTENSIONS_DIR" in caplog.text) != is_loaded
