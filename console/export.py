@@ -43,7 +43,9 @@ def begin(session: Session, kind: str, file: str | None) -> Export:
     name = usual if file is None else os.path.expanduser(file)
     path = folder / name
     try:
-        return Export(kind, path, open(path, "x", encoding="utf-8"))
+        # What requests are called is nobody else's business.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return Export(kind, path, os.fdopen(descriptor, "w", encoding="utf-8"))
     except FileExistsError:
         raise ExportError(f"{path}: is there already; give another name") from None
     except OSError as error:

@@ -13,6 +13,9 @@ from rich.cells import cell_len, set_cell_size
 from .glyphs import Glyphs
 from .place import Place
 
+#: What spreadsheets take for the beginning of a formula.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
 Subject = TypeVar("Subject")
 
 
@@ -108,12 +111,18 @@ def exported(column: Column, cell: Cell) -> Any:
 
 
 def as_csv(table: Table, rows: Sequence[Row]) -> str:
-    """With a line of headings; values as they are, not as they are shown. What is not known is empty."""
+    """With a line of headings; values as they are, not as they are shown. A text that a spreadsheet would take for a
+    formula has an apostrophe in front. What is not known is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.heading for column in table.columns])
-    writer.writerows(_exported(table, row) for row in rows)
+    writer.writerows([_no_formula(value) for value in _exported(table, row)] for row in rows)
     return out.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """Clients choose what some cells have, as the ids of requests."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
 
 
 def as_json(table: Table, rows: Sequence[Row]) -> str:

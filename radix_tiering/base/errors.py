@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+#: Characters of one text of others, as an error of another program, that is told.
+LONGEST_TEXT = 500
+
 
 class SwiftTiersError(Exception):
     """Base of every error of this package."""
@@ -57,3 +60,11 @@ class DamagedPageError(SwiftTiersError):
 class NotHeldError(SwiftTiersError):
     """A page was to be copied to the device that has not come up, or is held nowhere: a defect of ours. The load fails,
     and nothing is answered from it."""
+
+
+def shorten(text: str, most: int = LONGEST_TEXT) -> str:
+    """A text of others as it may be told: on one line, without what a terminal would obey, and not too long."""
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

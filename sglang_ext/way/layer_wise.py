@@ -20,6 +20,7 @@ from sglang.srt.utils import get_device_module
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 
 from ..tell.on_the_way import OnTheWay
+from ..tell.request_facts import shown_rid
 from .loads import LayerLoad
 from .request import TieredRequest
 
@@ -168,7 +169,7 @@ class Copying:
             try:
                 self._begin_if_arrived()
             except Exception as error:
-                logger.exception("swift-tiers: the layers of request %s are computed", self._request.rid)
+                logger.exception("swift-tiers: the layers of request %s are computed", shown_rid(self._request.rid))
                 self._linker.stack.events.emit("linker.error", where="layers", error=repr(error))
                 self._waiting = False
         return self._layers.to_compute()

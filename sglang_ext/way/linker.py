@@ -42,7 +42,7 @@ from ..pools.opening import open_pool
 from ..tell.forward_times import ForwardTimes
 from ..tell.guard import never_raises
 from ..tell.on_the_way import OnTheWay
-from ..tell.request_facts import tell_forward
+from ..tell.request_facts import shown_rid, tell_forward
 from .loads import Load, Loader, StateLoad
 from .offloads import QUIESCE_SECONDS, Offload, Offloader
 from .request import TieredRequest
@@ -180,7 +180,7 @@ class SwiftLinker(UnifiedCacheLinker):
             self._queued[rid] = Load(request, request.restore, first, places, rows, state)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
-            logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
+            logger.exception("swift-tiers: the load of request %s cannot be queued", shown_rid(rid))
             self.stack.events.emit("linker.error", where="load", error=repr(error))
             self._queued[rid] = Load(None, None, 0, Places.none(), _no_rows())
         return True

@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 from ..pools.device_pool import DevicePool
 from ..pools.states import StatePool, state_key
 from ..tell.guard import never_raises
-from ..tell.request_facts import RequestFacts, Runs, runs_of
+from ..tell.request_facts import RequestFacts, Runs, runs_of, shown_rid
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +354,9 @@ class TieredRequest:
         try:
             return what(self.restore) if self.restore is not None else None
         except Exception as error:
-            logger.exception("swift-tiers: the restore of request %s went wrong; the rest is recomputed", self.rid)
+            logger.exception(
+                "swift-tiers: the restore of request %s went wrong; the rest is recomputed", shown_rid(self.rid)
+            )
             self.stack.events.emit("linker.error", where="course", error=repr(error))
             return None
 

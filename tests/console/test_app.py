@@ -186,6 +186,7 @@ async def test_export(tmp_path: Path) -> None:
         await pilot.press("enter")
         written = tmp_path / "swift-tiers-overview-20261121-030000.csv"
         await until(pilot, written.exists)
+        assert written.stat().st_mode & 0o777 == 0o600
         rows = list(csv.DictReader(written.open()))
         assert [row["server"] for row in rows] == ["alpha"]
         assert float(rows[0]["host (share, 0 to 1)"]) == pytest.approx(0.97, abs=0.01), "values, not their pictures"

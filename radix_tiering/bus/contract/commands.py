@@ -42,7 +42,7 @@ class DrainDevice(Command, frozen=True, tag="drain_device"):
 class AddDevice(Command, frozen=True, tag="add_device"):
     """One more device for the stripe set: a file in this directory, made if need be."""
 
-    directory: Annotated[str, Meta(min_length=1)]
+    directory: Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class Pin(Command, frozen=True, tag="pin"):

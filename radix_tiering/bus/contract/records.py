@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
+from ...base.errors import shorten
 from ...base.events import Event
 from ...base.slot_map import TierMap, write_cells
 from ...figures.counters import DeviceSnapshot, LatencySnapshot, LinkSnapshot, StackSnapshot, TierSnapshot
@@ -36,9 +37,6 @@ from .views import (
 )
 
 Record = dict[str, str]
-
-#: Characters of one text in an event; errors of other programs may be of any length.
-LONGEST_TEXT = 500
 
 _NOBODY = object()
 
@@ -235,14 +233,6 @@ def event_record(event: Event, rank: str, life: str) -> Record:
         "kind": event.kind,
         "fields": json.dumps(fields, default=_described),
     }
-
-
-def shorten(text: str, most: int = LONGEST_TEXT) -> str:
-    """On one line, without what a terminal would obey, and not too long."""
-    text = " ".join(text.split())
-    if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _shortened(value: Any) -> Any:

@@ -329,3 +329,9 @@ def entry_parts(entry: str) -> tuple[int, int]:
     """The id of a stream's entry in the order that streams have."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)
+
+
+def is_used_up(newest: str) -> bool:
+    """Whether a stream with this newest entry takes hardly any more, since ids only grow: somebody gave it one beyond
+    all times. Whoever owns it begins it anew."""
+    return entry_parts(newest)[0] >= 1 << 63

@@ -15,7 +15,7 @@ import msgspec
 
 from ...figures.forms import read_object
 from ..contract.round_trips import Question, RoundTrips
-from ..contract.schema import entry_parts
+from ..contract.schema import entry_parts, is_used_up
 from ..contract.view import seconds_since
 
 #: An entry before all others.
@@ -90,6 +90,10 @@ class EventsRead(NamedTuple):
 def read_events(bus: RoundTrips, server: str, after: Cursor, count: int) -> EventsRead:
     """At most `count` entries after the cursor, oldest first. Raises BusError. One round trip; two on a new stream."""
     key = bus.keys.of("events", server=server)
+    if is_used_up(after.entry):  # nothing can follow it until its server begins the stream anew
+        if newest_entries(bus, [server])[server] == after.entry:
+            return EventsRead((), after, False)
+        after = msgspec.structs.replace(after, entry=BEGINNING)
     answers, now = bus.ask(
         {
             "entries": lambda pipeline: pipeline.xrange(key, min=f"({after.entry}", count=count),

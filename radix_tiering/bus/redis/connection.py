@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from ...base.config import BusConfig
-from ...base.errors import BusError, ConfigError, RedisFaultError, RedisRefusedError
+from ...base.errors import BusError, ConfigError, RedisFaultError, RedisRefusedError, shorten
 from ...base.redis_address import Address, parse_url
 from ...base.secret_file import read_secret
 from .redis_binary import LOWEST_VERSION, parse_version
@@ -298,8 +298,7 @@ def _credentials_given(config: BusConfig) -> str:
 def _words(error: BaseException) -> str:
     """The server's own words, on one line; of an error in a pipeline without the command, whose values are long."""
     text = str(error).rpartition(" of pipeline caused error: ")[2]
-    text = " ".join(text.split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return shorten(text, 200) or type(error).__name__
 
 
 def _tls_cause(error: BaseException) -> ssl.SSLError | None:

@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ...base.errors import CommandTooLateError
+from ...base.errors import CommandTooLateError, shorten
 from ...base.events import EventLog
 from ...base.runner import Runner
 from ...figures.forms import to_text
 from ..contract.commands import CommandRefusedError
-from ..contract.records import shorten
 from ..contract.schema import COMMAND_TTL, Keys
 from ..redis.batch import RedisBatch, Reply
 

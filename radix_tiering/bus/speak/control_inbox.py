@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Callable
 
+from ...base.errors import shorten
 from ...base.events import EventLog
-from ..contract.commands import COMMANDS, CommandRefusedError, read_order
+from ..contract.commands import COMMANDS, CommandRefusedError, read_order, write_order
 from ..contract.faults import Faults
 from ..contract.policy_values import check_limit
-from ..contract.records import shorten
 from ..contract.schema import Keys
 from .command_book import CommandBook
 from .inbox import Entry, Inbox
@@ -98,7 +98,7 @@ class ControlInbox:
             self._book.turn_away(identifier, author, kind, "too many commands are under way; send it later", redis_now)
             return
         try:
-            self._hand_on(fields)
+            self._hand_on(write_order(order))  # without what nobody has asked for, which may be long
         except Exception as error:
             self._book.turn_away(identifier, author, kind, f"cannot be handed on: {type(error).__name__}", redis_now)
             raise

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...base.events import EventLog
 from ..contract.records import event_record
-from ..contract.schema import entry_parts
+from ..contract.schema import entry_parts, is_used_up
 from ..redis.batch import RedisBatch, Reply
 
 #: Events in one go.
@@ -28,6 +28,7 @@ class EventFeed:
         self._sent = 0  # all events up to this one are in the stream, or lost
         self._newest = 0  # the highest that `_sent` ever was
         self._anchor: str | None = None  # the stream's entry of event `_sent`
+        self._used_up = False  # the stream takes no more
 
     @property
     def waiting(self) -> bool:
@@ -35,16 +36,18 @@ class EventFeed:
 
     def check(self, batch: RedisBatch) -> None:
         """Ask whether what was sent is still there. If it is not, everything that the log has is sent once more."""
-        if self._anchor is None:
-            return
         found: list[Any] = []
         newest: list[Any] = []
-        batch.add("XRANGE", self._key, self._anchor, self._anchor, reply=found.extend)
+        if self._anchor is not None:
+            batch.add("XRANGE", self._key, self._anchor, self._anchor, reply=found.extend)
         batch.add("XREVRANGE", self._key, "+", "-", "COUNT", 1, reply=newest.extend)
         batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length, newest))
 
     def send(self, batch: RedisBatch) -> None:
         """Queue the oldest events that wait, at most `MOST_EVENTS`."""
+        if self._used_up:
+            batch.add("UNLINK", self._key)
+            self._sent, self._anchor, self._used_up = 0, None, False
         events = self._log.since(self._sent, MOST_EVENTS)
         for event in events:
             entry = event_record(event, self._rank, self._life)
@@ -67,6 +70,7 @@ class EventFeed:
         return confirm
 
     def _checked(self, found: bool, length: int, newest: list[Any]) -> None:
+        self._used_up = bool(newest) and is_used_up(newest[0][0])
         if found or self._anchor is None:
             return
         # A stream that has reached its cap loses its oldest entries without having vanished. One that ends before what

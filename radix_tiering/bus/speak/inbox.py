@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..contract.schema import entry_parts
+from ..contract.schema import entry_parts, is_used_up
 from ..redis.batch import RedisBatch
+
+logger = logging.getLogger(__name__)
 
 Entry = tuple[str, dict[str, str]]
 
@@ -37,6 +40,10 @@ class Inbox:
 
     def ask(self, batch: RedisBatch) -> None:
         """Get what is new. Waits for nothing."""
+        if self._position is not None and is_used_up(self._position):
+            logger.warning("swift-tiers: %s is begun anew: an entry in it has an id that none can follow", self._key)
+            batch.add("UNLINK", self._key)
+            self._position = _BEGINNING
         if self._position is not None:
             words = ("COUNT", self._most, "STREAMS", self._key, self._position)
             batch.add("XREAD", *words, reply=self._read)

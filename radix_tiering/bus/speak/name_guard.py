@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ...base.errors import shorten
 from ...base.events import EventLog
 from ..contract.schema import Keys
 from ..redis.batch import RedisBatch
@@ -41,7 +42,8 @@ class NameGuard:
         batch.add("HMGET", self._key, "life", "pid", reply=self._look)
 
     def _hear_server(self, found: list[str | None]) -> None:
-        self._host, ranks = found
+        host, ranks = found
+        self._host = None if host is None else shorten(host)
         self._ranks = ranks.split(",") if ranks else []
 
     def _look(self, found: list[str | None]) -> None:
@@ -53,6 +55,7 @@ class NameGuard:
         self._seen = found
         if not self._leader:
             return
+        pid = None if pid is None else shorten(pid)
         logger.error(
             "swift-tiers: another server, process %s on %s, is called %s on the bus too, and obeys in place of this "
             "one: give each a bus.server of its own",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import redis
 
 from ...base.config import BusConfig
-from ...base.errors import BusError, ConfigError
+from ...base.errors import BusError, ConfigError, shorten
 from ...base.events import EventLog
 from ...base.runner import THREADS, Runner
 from ...figures.telemetry import Answerer, Telemetry
@@ -328,8 +328,9 @@ class BusPublisher:
         batch.run(client)
         if schema[0] not in (None, str(SCHEMA_VERSION)):
             raise BusError(
-                f"{describe(self._config)}: servers of another release use it (schema {str(schema[0])[:20]}, not "
-                f"{SCHEMA_VERSION}); set another bus.prefix, or end them and remove the key {self._keys.of('schema')}"
+                f"{describe(self._config)}: servers of another release use it (schema {shorten(str(schema[0]), 20)}, "
+                f"not {SCHEMA_VERSION}); set another bus.prefix, or end them and remove the key "
+                f"{self._keys.of('schema')}"
             )
         self._state.forget()
         self._book.forget()

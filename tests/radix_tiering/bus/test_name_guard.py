@@ -72,6 +72,15 @@ def test_of_two_with_one_process_and_host_the_later_obeys_and_the_earlier_says_s
     assert first.taken[0] == {"host": "box", "pid": redis.admin.hget(RANK, "pid")}
 
 
+def test_what_another_server_says_of_itself_is_one_line_of_the_log(redis, begin, caplog) -> None:
+    begin()
+    redis.admin.hset("swift:alpha:info", "host", "h\n[2026-01-01] CRITICAL forged\x1b]0;title\x07")
+    redis.admin.hset(RANK, mapping={"life": "other", "pid": "1\x1b[2J"})
+    wait_for(lambda: "another server" in caplog.text, "the log")
+    (message,) = [record.getMessage() for record in caplog.records if "another server" in record.getMessage()]
+    assert message.isprintable()
+
+
 def test_who_has_lost_its_name_says_nothing_of_its_state(redis, begin) -> None:
     first = begin()
     second = begin()

@@ -30,6 +30,7 @@ from support.redis import RealRedis, wait_for
 from support.telemetry import PAGE
 
 CONTROL = "swift:alpha:control"
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 
 
 @pytest.fixture
@@ -121,6 +122,28 @@ def test_without_control_the_stream_is_not_even_read(redis, publish, operator) -
     assert operator.taken == []
     assert operator.outcome("c1") == {}
     assert redis.admin.hget("swift:alpha:info", "control") == "0"
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it serves"])
+def test_an_entry_that_none_can_follow_ends_no_commands(redis, operator, obey, when) -> None:
+    """Ids only grow, and anybody who may write commands may give one; Redis takes none after the last."""
+    if when == "before it begins":
+        redis.admin.xadd(CONTROL, {"x": "y"}, id=LAST_ID)
+    obey()
+    if when != "before it begins":
+        redis.admin.xadd(CONTROL, {"x": "y"}, id=LAST_ID)
+    wait_for(lambda: not redis.admin.exists(CONTROL), "the stream to begin anew")
+    operator.send("c1")
+    operator.wait_for("c1", "accepted")
+
+
+def test_what_no_command_has_is_not_handed_on(operator, obey) -> None:
+    """SGLang's scheduler sends it to all ranks, between two batches."""
+    obey()
+    operator.send("c1", junk="x" * 1_000_000)
+    operator.wait_for("c1", "accepted")
+    assert set(operator.taken[0]) == {"id", "author", "deadline", "command"}
+    assert read_order(operator.taken[0]).command == Flush()
 
 
 # ---- turned away ----

@@ -7,6 +7,7 @@ import threading
 import time
 from itertools import pairwise
 
+import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
@@ -290,3 +291,29 @@ class _Refusing:
 
         pipeline.execute_command = execute_command  # type: ignore[method-assign]
         return pipeline
+
+
+def test_an_entry_that_none_can_follow_ends_no_events(redis, publish, events) -> None:
+    """Neither of the server, nor for somebody who has read it."""
+    last = f"{2**64 - 1}-{2**64 - 1}"
+    publish(redis, events=events)
+    events.emit("one")
+    wait_for(lambda: entries(redis) == [1], "the first event")
+    with BusReader(redis.client()) as reader:
+        before = reader.events("alpha").cursor
+        redis.admin.xadd(EVENTS, {"kind": "x", "rank": "x", "sequence": "1"}, id=last)
+        cursor = msgspec.structs.replace(before, entry=last)
+        events.emit("two")
+        wait_for(lambda: entries(redis) == [1, 2], "events again, in a stream that has begun anew")
+        found = reader.events("alpha", cursor)
+    assert [item.sequence for item in found.items if isinstance(item, StreamEvent)] == [2]
+
+
+def test_a_reader_waits_behind_an_entry_that_none_can_follow(redis) -> None:
+    """Of a server that is gone."""
+    redis.admin.xadd(EVENTS, {"kind": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    with BusReader(redis.client()) as reader:
+        cursor = reader.events("alpha").cursor
+        for _ in range(2):
+            found = reader.events("alpha", cursor)
+            assert (found.items, found.cursor, found.more) == ((), cursor, False)

@@ -57,6 +57,15 @@ def test_where_a_page_is(redis, publish) -> None:
     assert 0 < redis.admin.ttl(QUESTIONS) <= SERVER_TTL
 
 
+def test_an_entry_that_none_can_follow_ends_no_questions(redis, publish) -> None:
+    publish(redis)
+    wait_published(redis)
+    redis.admin.xadd(QUESTIONS, {"x": "y"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    wait_for(lambda: not redis.admin.exists(QUESTIONS), "the stream to begin anew")
+    ask(redis, PAGE)
+    assert answer(redis, PAGE)["held"] == "1"
+
+
 def test_a_page_that_has_left_in_the_meantime(redis, publish) -> None:
     told = MadeUp()
     publish(redis, told)
