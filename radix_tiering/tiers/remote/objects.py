@@ -64,8 +64,8 @@ class ObjectShape(NamedTuple):
 class ObjectNames:
     """What namespaces, keys and objects are called outside of this server.
 
-    With a secret nobody who lacks it can tell from a name, or a header, which tokens a page is of: that would say
-    whether somebody has asked this before. It is no encryption: the pages are what they are.
+    With a secret nobody who lacks it can tell from a name which tokens a page is of: that would say whether somebody
+    has asked this before. It is no encryption: the pages, and their checksums in the header, are what they are.
     """
 
     def __init__(self, shape: ObjectShape, scope: str = "", secret: bytes = b"") -> None:
