@@ -59,7 +59,7 @@ class Flushed(NamedTuple):
     """What a flush has done."""
 
     pages: int  # that have left a tier
-    durable: bool  # whether no crash brings them back
+    durable: bool  # whether no crash brings them back; True, too, where nothing had to be written down for that
 
 
 class TierStack:
@@ -296,7 +296,9 @@ class TierStack:
             yield from sweeps.clean(self.table)
         elif memory:
             pages = yield from sweeps.settle_memory(self.table)
-        self.events.emit("tiers.flushed", host=memory, ssd=durable, durable=all(written))
+        # Whether it would survive a crash is a question only where something was to be written down.
+        survives = {"durable": all(written)} if written else {}
+        self.events.emit("tiers.flushed", host=memory, ssd=durable, **survives)
         return Flushed(pages, all(written))
 
     def find_nothing(self) -> None:
