@@ -9,6 +9,10 @@ from pathlib import Path
 
 from .errors import ConfigError
 
+#: How messages call the directory of leases, of arenas and of ranks that share a remote engine: by the setting that
+#: names it, and by the one that does where that is unset.
+LEASE_DIRECTORY = "peer.directory (unset: bus.directory)"
+
 
 def open_private_directory(directory: Path, called: str, *, create: bool, narrows: bool = False) -> int:
     """An O_PATH descriptor of `directory`, of which everything below was checked: what it names cannot be changed.

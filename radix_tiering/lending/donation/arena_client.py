@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...base.poller import READABLE, WRITABLE
-from ...base.private_directory import open_private_directory
+from ...base.private_directory import LEASE_DIRECTORY, open_private_directory
 from ...base.runner import THREADS, Runner
 from ..leases.messages import GarbledError, Party
 from .arena import ArenaError, AttachedArena, SharedArena
@@ -65,7 +65,7 @@ class ArenaClient:
         and such a donor cannot be used. `outgoing`: memory of that device from which a donor on one may store pages as
         well. Raises ArenaError where nobody serves there now, ConfigError for a directory
         that is not this user's alone."""
-        os.close(open_private_directory(path.parent, "lease directory", create=False))
+        os.close(open_private_directory(path.parent, LEASE_DIRECTORY, create=False))
         self._donor = donor
         self._device = device
         self._runner = runner

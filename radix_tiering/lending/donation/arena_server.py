@@ -17,7 +17,7 @@ import numpy as np
 
 from ...base.errors import ConfigError
 from ...base.poller import BROKEN, READABLE
-from ...base.private_directory import open_private_directory
+from ...base.private_directory import LEASE_DIRECTORY, open_private_directory
 from ...base.runner import THREADS, Runner
 from ..leases.messages import GarbledError, Party
 from ..leases.runs import HeldRun
@@ -97,7 +97,7 @@ class ArenaServer:
         self._copying: Set[int] = frozenset()
         self._copy_since = self._clock()
         self._stopping = False
-        os.close(open_private_directory(path.parent, "lease directory", create=True))
+        os.close(open_private_directory(path.parent, LEASE_DIRECTORY, create=True))
         self._listener = packet_socket()
         try:
             # Left behind by a former life: whoever holds the lease address' lock is the only one to listen here.

@@ -13,7 +13,7 @@ import zmq
 
 from ...base.errors import ConfigError
 from ...base.poller import Waker
-from ...base.private_directory import open_private_directory
+from ...base.private_directory import LEASE_DIRECTORY, open_private_directory
 from .addresses import ipc_path, leave_path, take_path
 from .effects import Send
 from .messages import (
@@ -127,7 +127,7 @@ class ZmqWire(Wire[Dealer]):
 
     def listen(self, address: str, party: Party) -> None:
         path = ipc_path(address)
-        os.close(open_private_directory(path.parent, "lease directory", create=True))
+        os.close(open_private_directory(path.parent, LEASE_DIRECTORY, create=True))
         self._lock, self._path = take_path(path), path
         self._router = self._socket(zmq.ROUTER)
         # A letter to nobody is an error then, and counted, instead of lost without a word.
@@ -142,7 +142,7 @@ class ZmqWire(Wire[Dealer]):
 
     def dial(self, address: str) -> Dealer:
         path = ipc_path(address)
-        os.close(open_private_directory(path.parent, "lease directory", create=True))
+        os.close(open_private_directory(path.parent, LEASE_DIRECTORY, create=True))
         socket = self._socket(zmq.DEALER)
         # No letter waits for a donor that is not there: it would come too late to mean anything.
         socket.immediate = True

@@ -29,7 +29,7 @@ import numpy as np
 
 from ...base.errors import ConfigError
 from ...base.memory import shared_array
-from ...base.private_directory import open_private_directory
+from ...base.private_directory import LEASE_DIRECTORY, open_private_directory
 from ...base.starter import Starter
 from .messages import MOST_BYTES, Begin, FromChild, LetIn, peer_user, widen
 
@@ -41,8 +41,6 @@ KILL_SECONDS = 10.0
 MEET_SECONDS, LOOK_SECONDS = 5.0, 0.05
 #: What names of sockets and of locks begin and end with, and characters between.
 _PREFIX, _SOCKET, _LOCK, _NAME = "remote-", ".sock", ".lock", 32
-#: How messages call the directory.
-_DIRECTORY_FIELD = "lease directory"
 
 
 class ChildMeeting(NamedTuple):
@@ -238,7 +236,7 @@ def _open_door(directory: int, name: str, meeting: ChildMeeting) -> Door | None:
             os.close(lock)
             raise
     except OSError as error:
-        where = f"{_DIRECTORY_FIELD}: {meeting.directory}"
+        where = f"{LEASE_DIRECTORY}: {meeting.directory}"
         raise ConfigError(f"{where} can have no socket ({error.strerror}); name another") from None
     return Door(listener, lock)
 
@@ -251,7 +249,7 @@ def _socket_path(directory: int, name: str) -> str:
 @contextmanager
 def _opened(directory: Path, *, create: bool) -> Iterator[int]:
     """A descriptor of a directory of this user alone. Raises ConfigError where it is none."""
-    opened = open_private_directory(directory, _DIRECTORY_FIELD, create=create)
+    opened = open_private_directory(directory, LEASE_DIRECTORY, create=create)
     try:
         yield opened
     finally:

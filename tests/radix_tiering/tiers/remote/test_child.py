@@ -431,7 +431,7 @@ def test_where_they_cannot_meet_each_of_them_has_a_child_of_its_own(
     assert two.do(1, "get", "one", slot=1) == [True]
     said = "is open to others" if trouble == "open" else "can have no socket (Not a directory)"
     assert [said in record.getMessage() for record in caplog.records] == [True] * 2
-    assert f"lease directory: {two.meeting.directory} " in caplog.text
+    assert f"peer.directory (unset: bus.directory): {two.meeting.directory} " in caplog.text
 
 
 def test_a_child_that_has_no_descriptor_left_lets_ranks_in_when_it_has_one_again(
