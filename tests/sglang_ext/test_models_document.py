@@ -37,3 +37,11 @@ def test_every_flag_that_is_refused_is_in_it():
     source = (ROOT / "sglang_ext" / "pools" / "supported.py").read_text()
     for flag in re.findall(r'\("(--[a-z-]+)", view', source):
         assert flag in DOCUMENT, flag
+
+
+def test_restoration_names_the_models_that_are_computed_layer_by_layer():
+    source = (ROOT / "sglang_ext" / "way" / "layer_wise.py").read_text()
+    compared = re.findall(r'"(\w+)ForCausalLM"', source)
+    *others, last = [re.sub(r"(\d+)$", r" \1", name) for name in compared]
+    document = " ".join((ROOT / "docs" / "restore.md").read_text().split())
+    assert f"**Only {', '.join(others)} and {last} (dense) are computed layer by layer:**" in document
