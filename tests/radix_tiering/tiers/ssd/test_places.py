@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
@@ -23,6 +25,7 @@ from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.examples import examples
 
+DOCUMENT = Path(__file__).parents[4] / "docs" / "operations.md"
 RECORD = PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, 4096)
 slots = st.tuples(st.integers(0, MOST_DEVICES - 1), st.integers(0, MOST_SLOTS))
 placements = st.lists(slots, min_size=1, max_size=9).map(tuple)
@@ -157,6 +160,12 @@ def test_more_units_than_places_can_be_numbered_for_are_refused_at_the_start() -
     with pytest.raises(ConfigError, match=r"larger ssd\.stripe_unit"):
         SsdTier(array, ["a", "b"], unit)
     assert array.closed
+
+
+def test_the_document_says_how_many_a_rank_takes() -> None:
+    most = MOST_UNITS * SsdConfig().stripe_unit
+    said = f"{MOST_UNITS / 1e6:.0f} million stripe units at most: {most / 1e12:.0f} TB of the default 256 KiB"
+    assert said in " ".join(DOCUMENT.read_text().split())
 
 
 def test_a_set_that_was_there_counts_by_its_own_unit(monkeypatch: pytest.MonkeyPatch) -> None:
