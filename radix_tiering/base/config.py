@@ -211,7 +211,11 @@ class BusConfig(Section, frozen=True):
     ] = None
     prefix: Annotated[str, Meta(description="First part of every key")] = "swift"
     server: Annotated[
-        str | None, Meta(description="Name of this server on the bus; unset: host name, port and process id")
+        str | None,
+        Meta(
+            description="Name of this server on the bus; unset: host name, port and process id, another one at every "
+            "start; over several machines the address where they meet"
+        ),
     ] = None
     interval: Annotated[Duration, Meta(description="How often the state is published, 100ms to 60s")] = Duration(0.5)
     requests_interval: Annotated[

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import example, given
@@ -13,7 +17,9 @@ from swift_tiers.radix_tiering.base import read_config
 from swift_tiers.radix_tiering.base.config import PeerConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.read_config import dump_config, explain, load_config, parse_config, shown_config
-from swift_tiers.radix_tiering.base.units import Duration, Size, format_size
+from swift_tiers.radix_tiering.base.units import _SECONDS, _SIZES, Duration, Size, format_size
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_nothing_at_all_is_a_configuration():
@@ -381,6 +387,75 @@ def test_every_field_is_explained():
         assert line.description
         assert line.kind
         assert line.default
+
+
+# ---- the document ----
+
+
+def _documented_limits() -> Iterator[tuple[str, str, str]]:
+    """Field, from and to, of each row in the table of limits."""
+    section = DOCUMENT.read_text().partition("\n## Units and limits\n")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\| (`.*) \|$", section, re.M):
+        fields, lowest, highest = (cell.strip() for cell in row.split("|"))
+        yield from ((field, lowest, highest) for field in re.findall(r"`([a-z_.]+)`", fields))
+
+
+def _kind(field: str) -> type:
+    section, name = field.split(".")
+    hint = get_args(get_type_hints(type(getattr(TiersConfig(), section)), include_extras=True)[name])[0]
+    return next((kind for kind in (Size, Duration) if kind in (hint, *get_args(hint))), int)
+
+
+#: What a section needs beside the field, so that it has an effect.
+BESIDE = {
+    "ssd": {"directories": ["/ssd0"]},
+    "peer": {"donate": True, "borrow": True},
+    "remote": {"engine": "file"},
+    "bus": {},
+}
+
+
+def _takes(field: str, value: float) -> bool:
+    section, name = field.split(".")
+    kind = _kind(field)
+    text = str(Duration(value)) if kind is Duration else int(value)
+    try:
+        parse_config({section: {**BESIDE[section], name: text}})
+    except ConfigError as error:
+        if not str(error).startswith(f"{field}:"):
+            raise  # it is refused for something else
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("field", "lowest", "highest"), list(_documented_limits()))
+def test_the_limits_in_the_document_are_those_of_the_code(field: str, lowest: str, highest: str) -> None:
+    step = {Size: 4096, Duration: 1e-6}.get(_kind(field), 1)
+    read = {Size: Size.parse, Duration: Duration.parse}.get(_kind(field), int)
+    lowest = lowest.replace("four times `peer.recall_bound`", str(Duration(4 * PeerConfig().recall_bound)))
+    lowest, _, otherwise = lowest.partition(", or ")
+    least = read(lowest.removeprefix("above "))
+    if lowest.startswith("above "):
+        assert not _takes(field, least)
+        least += step
+    assert _takes(field, least)
+    assert not _takes(field, least - step)
+    assert not otherwise or _takes(field, read(otherwise))
+    if highest:
+        assert _takes(field, read(highest))
+        assert not _takes(field, read(highest) + step)
+
+
+def test_the_units_in_the_document_are_those_of_the_code() -> None:
+    section = " ".join(DOCUMENT.read_text().partition("\n## Units and limits\n")[2].partition("\n## ")[0].split())
+    for begin, units in (("A size is", _SIZES), ("A duration is", _SECONDS)):
+        said = section.partition(begin)[2].partition(";")[0]
+        named = re.findall(r"\b(?:[kKMGT]i?B|B|us|ms|s|min|h)\b", said)
+        assert {unit.lower() for unit in named} == set(filter(None, units)), begin
+    with pytest.raises(ValueError, match="is not a size"):
+        Size.parse("8G")
+    with pytest.raises(ValueError, match="is not a duration"):
+        Duration.parse("10m")
 
 
 def test_what_everybody_may_read_has_no_secrets_of_an_engine() -> None:
