@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def event(kind: str = "device.out", **fields: object) -> StreamEvent:
     )
 
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "bus.md"
 #: What whoever tells of something calls.
 EMITS = ("emit", "_emit", "_missed")
 
@@ -46,12 +48,37 @@ def _told(package: object) -> Iterator[str]:
                 )
 
 
+def _ends(package: object) -> Iterator[str]:
+    """`.END` of the kinds in `….emit(f"{…}.END", …)` of a package's source."""
+    for path in Path(next(iter(package.__path__))).rglob("*.py"):  # type: ignore[attr-defined]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in EMITS:
+                last = node.args[0].values[-1] if isinstance(node.args[0], ast.JoinedStr) else None
+                if isinstance(last, ast.Constant):
+                    yield str(last.value)
+
+
 def test_every_kind_that_servers_tell_is_known() -> None:
     told = {*_told(swift_tiers.radix_tiering), *_told(swift_tiers.sglang_ext)}
     assert len(told) > 30
     assert told <= KINDS.keys()
     # Outcomes of commands are told under names that are put together.
     assert {"command.accepted", "command.done", "command.refused", "command.expired", "command.partly"} <= KINDS.keys()
+
+
+def test_every_kind_is_in_the_document_of_the_bus() -> None:
+    section = DOCUMENT.read_text().partition("\n## Events\n")[2].partition("\n## ")[0]
+    named = {
+        kind for row in re.findall(r"^\|(.*?)\|", section, re.M) for kind in re.findall(r"`([a-z]+\.[a-z_]+)`", row)
+    }
+    assert named == KINDS.keys()
+
+
+def test_every_kind_that_is_put_together_ends_like_one_that_is_known() -> None:
+    """A tier's name comes first in those that any tier may tell."""
+    ends = {*_ends(swift_tiers.radix_tiering), *_ends(swift_tiers.sglang_ext)}
+    assert ".namespace_refused" in ends
+    assert {end for end in ends if not any(kind.endswith(end) for kind in KINDS)} == set()
 
 
 def test_kinds_of_other_releases_are_judged_by_their_names() -> None:
