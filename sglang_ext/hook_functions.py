@@ -54,6 +54,7 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         self.tree_cache.linker.images_whole = hasattr(runner.model, "prepare_attn_masks")
         self.tree_cache.linker.asked_each_round = not self.prefill_decode_interval
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
+        self.tree_cache.linker.admission.queue = lambda: self.waiting_queue
         self.tree_cache.room_made = lambda: _admit_again(self)
         self.tree_cache.group_ended = self.beam_coordinator.retire_group
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)

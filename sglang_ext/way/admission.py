@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +29,29 @@ class Admission:
 
     def __init__(self, requests: Mapping[str, TieredRequest], all_reduce: AllReduce) -> None:
         """`requests`: those that the tiers serve; `all_reduce(tensor, op)`: over the ranks that serve them."""
+        #: SGLang's queue, whose requests it asks for in this order.
+        self.queue: Callable[[], Sequence[Any]] = tuple
         self._requests = requests
         self._all_reduce = all_reduce
+        self._looked = True
         self._awaited: list[TieredRequest] = []  # had to wait, in this round
+        self._asked: set[TieredRequest] = set()  # in this round
+        #: Those that may enter though many are awaited, and were not asked for; None: nobody knows yet.
+        self._others: set[object] | None = None
 
     def begin_round(self) -> None:
-        """Find out, for the first that wait, at once, which of them have nothing to wait for on any rank: one
-        collective in a round, if anybody waits."""
+        """Nobody has been looked at yet: where a batch is full, nobody is."""
+        self._looked = False
         self._awaited.clear()
+        self._asked.clear()
+        self._others = None
+
+    def look(self) -> None:
+        """Find out, for the first that wait, at once, which of them have nothing to wait for on any rank: one
+        collective in a round in which anybody may be admitted, if anybody waits."""
+        if self._looked:
+            return
+        self._looked = True
         waiting = (one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed)
         some = list(itertools.islice(waiting, MOST_LOOKED_AT))
         if some:
@@ -49,6 +65,10 @@ class Admission:
         all of them the deadlines would start together, and the pins would fill host memory. Who has nothing to wait for
         passes them, however many they are, and so does who computes, as long as that may begin.
         """
+        self.look()
+        self._asked.add(request)
+        if self._others:
+            self._others.discard(request)
         if request.agreed:
             return True
         if request.computes and chunk_taken():
@@ -62,6 +82,21 @@ class Admission:
             self._awaited.append(request)
             return False
         return True
+
+    def is_over(self, chunk_taken: Callable[[], bool]) -> bool:
+        """Whether nobody else may be admitted in this round: as many are awaited as may be, and all others of the queue
+        have been asked for, or would be refused. SGLang would ask for each of them. The same on every rank."""
+        if len(self._awaited) < MAX_AWAITED:
+            return False
+        if self._others is None:
+            self._others, taken = set(), chunk_taken()
+            for req in self.queue():
+                one = self._requests.get(req.rid)
+                if one is None or one.req is not req:
+                    self._others.add(req.rid)  # who has nothing in the tiers need not wait for them
+                elif (one.agreed or (one.computes and not taken)) and one not in self._asked:
+                    self._others.add(one)
+        return not self._others
 
     def _agree(self, requests: Sequence[TieredRequest], mine: Sequence[Readiness]) -> list[Readiness]:
         """The least of what the ranks say of each; every rank takes part with the same requests.

@@ -83,6 +83,7 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
             request = self._arrive(req, key, facts, result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
+        self.admission.look()  # where requests are ordered by what they find
         if not request.pages or not (request.agreed or request.computes):
             return result  # nothing can be promised on any rank: it would cost them a collective to say so
         self._matching = request
@@ -188,6 +189,8 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
         """Tokens, of `most`, that the next chunk is to leave to those that it has overtaken and that may be admitted
         now; each of them is left room once. The same on every rank."""
         room = 0
+        if self._overtaken:
+            self.admission.look()
         for request in list(self._overtaken):
             if request.stage is TieringStage.WAITING and not request.agreed:
                 continue  # its pages have not come
@@ -322,8 +325,9 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
         return pages if pages > device_hit_pages else 0
 
     def _offload_node(self, node_id: Any, transfers: Any) -> None:
-        node, before = kv_transfer(transfers), self.cache.get_prefix_hash_values(node_id)
-        if before and not self.cache_linker.holds(before[-1]):
+        node, (pages, parent) = kv_transfer(transfers), self._before(node_id)
+        if parent is not None and not self.cache_linker.holds(parent):
+            before = self.cache.get_prefix_hash_values(node_id)
             # The tiers have lost what the tree believes to be stored, and SGLang itself never offers a node twice. The
             # path is on the device, and locked with the node: it is offered along.
             path = self.cache.path_device_indices(node_id)[: len(before) * self.cache.page_size]
@@ -338,8 +342,8 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
                 name=node.name,
                 keys=node.keys,
                 device_indices=node.device_indices,
-                parent=before[-1] if before else None,
-                depth=len(before) + 1,
+                parent=parent,
+                depth=pages + 1,
             )
         self._offload_with_state(node_id, offered, [one for one in transfers if one.name != node.name])
 

@@ -270,7 +270,10 @@ class RestoringAdder(PrefillAdder):
         return ready and super().preempt_to_schedule(req)
 
     def budget_state(self) -> Any:
-        return AddReqResult.OTHER if self.holds or self.alone else super().budget_state()
+        cache = self.tree_cache
+        if self.holds or self.alone or cache.linker.admission.is_over(cache.chunk_taken):
+            return AddReqResult.OTHER
+        return super().budget_state()
 
     def _select_prefill_admission(self, req: Any, **shape: Any) -> Any:
         admission = super()._select_prefill_admission(req, **shape)

@@ -121,7 +121,7 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
         Whether it is: one that waits to be copied may have it already."""
         if any(offload.lock_node_id == node_id for offload in self.pending_offloads) or not self._state_may_wait():
             return False
-        hashes = [*self.cache.get_prefix_hash_values(node_id), *self.cache.tree_core.get_hash_values(node_id)]
+        hashes, (pages, parent) = self.cache.tree_core.get_hash_values(node_id), self._before(node_id)
         if not hashes:
             return False
         rows = self.cache.path_device_indices(node_id)
@@ -133,14 +133,22 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
             name=PoolName.KV,
             keys=hashes[-1:],
             device_indices=rows[-self.cache.page_size :],
-            parent=(hashes[-2:-1] or [None])[0],
-            depth=len(hashes),
+            parent=hashes[-2] if len(hashes) > 1 else parent,
+            depth=pages + len(hashes),
         )
         lock = self.cache.inc_lock_ref(node_id).to_dec_params()
         self.cache_linker.offload([last, state])
         # No node is told of: what SGLang knows of this one stays so.
         self.pending_offloads.append(_PendingOffload(node_id, lock, []))
         return True
+
+    def _before(self, node_id: Any) -> tuple[int, str | None]:
+        """How many pages precede a node, and the hash of the last one: a list of all would be made anew for each chunk
+        of a prompt."""
+        core = self.cache.tree_core
+        ((*_, node),) = core.collect_path_info((node_id,))
+        pages = node.path_start // self.cache.page_size
+        return pages, core.get_last_hash_value(node.parent_id) if pages else None
 
     def replace_pending_offload_node(self, ack_id: Any, old_node_id: Any, new_node_ids: list[Any]) -> None:
         """A node that waits to be copied is cut in two. SGLang tells the first that waits under its lock, which may be

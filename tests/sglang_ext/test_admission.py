@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.sglang_ext.way.admission import MAX_AWAITED, MOST_LOOKED_AT, Admission
 from swift_tiers.sglang_ext.way.request import TieringStage
 
 
+class Made(SimpleNamespace):
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
 def request(at_once: Readiness, readiness: Readiness, asked: list[Any]) -> Any:
     """`asked`: is told of whom the pages are waited for from then on."""
-    made = SimpleNamespace(
+    made = Made(
         stage=TieringStage.WAITING,
         agreed=False,
         heard=False,
@@ -29,22 +36,35 @@ def request(at_once: Readiness, readiness: Readiness, asked: list[Any]) -> Any:
     return made
 
 
-def one_rank(tensor: torch.Tensor, op: Any) -> None:
-    """There is nobody to agree with."""
-
-
 class Round:
-    """One scheduling round over these requests."""
+    """One scheduling round over these requests, None for one that is not the tiers'."""
 
-    def __init__(self, requests: list[Any], chunk_taken: bool = False) -> None:
-        admission = Admission({str(number): one for number, one in enumerate(requests)}, one_rank)
+    def __init__(self, requests: list[Any], chunk_taken: bool = False, *, stops: bool = False) -> None:
+        """`stops`: as SGLang does where it is told that nobody else may be admitted."""
+        queue = [SimpleNamespace(rid=str(number)) for number in range(len(requests))]
+        for one, req in zip(requests, queue, strict=True):
+            if one is not None:
+                one.req = req
+        self.collectives = 0
+        known = {req.rid: one for one, req in zip(requests, queue, strict=True) if one is not None}
+        admission = Admission(known, self._all_reduce)
+        admission.queue = lambda: queue
         admission.begin_round()
         self.admitted: list[Any] = []
+        self.asked = 0
         self._chunk_taken = chunk_taken
         for one in requests:
-            if admission.may_enter(one, lambda: self._chunk_taken):
+            if stops and admission.is_over(lambda: self._chunk_taken):
+                break
+            self.asked += 1
+            if one is None:
+                self.admitted.append(one)
+            elif admission.may_enter(one, lambda: self._chunk_taken):
                 self.admitted.append(one)
                 self._chunk_taken = self._chunk_taken or one.computes  # SGLang follows one
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        self.collectives += 1
 
 
 @pytest.mark.parametrize("chunk_taken", [False, True])
@@ -74,3 +94,47 @@ def test_a_round_looks_at_so_many_only() -> None:
     found = Round(ready)
     assert found.admitted == ready
     assert asked == ready[MOST_LOOKED_AT:]
+
+
+KINDS = {
+    "waits": (Readiness.WAIT, Readiness.WAIT),
+    "comes now": (Readiness.WAIT, Readiness.READY),
+    "has come": (Readiness.READY, Readiness.READY),
+    "computes": (Readiness.COMPUTE, Readiness.COMPUTE),
+    "computes late": (Readiness.WAIT, Readiness.COMPUTE),
+}
+
+
+@given(st.lists(st.sampled_from([*KINDS, "waits", "waits", "not the tiers'"]), max_size=3 * MAX_AWAITED), st.booleans())
+def test_a_round_that_ends_early_admits_the_same(kinds: list[str], chunk_taken: bool) -> None:
+    def queue() -> list[Any]:
+        return [request(*KINDS[kind], []) if kind in KINDS else None for kind in kinds]
+
+    (whole, numbers), (short, others) = (
+        (Round(made, chunk_taken, stops=stops), made) for made, stops in ((queue(), False), (queue(), True))
+    )
+    at = [[numbers.index(one) for one in whole.admitted], [others.index(one) for one in short.admitted]]
+    assert at[0] == at[1]
+    assert short.asked <= whole.asked
+
+
+def test_a_round_ends_where_nobody_else_may_enter() -> None:
+    """SGLang goes through all of its queue otherwise, however long that is."""
+    waiting = [request(Readiness.WAIT, Readiness.WAIT, []) for _ in range(50 * MAX_AWAITED)]
+    found = Round(waiting, stops=True)
+    assert found.asked == MAX_AWAITED
+    assert found.collectives == 1 + MAX_AWAITED
+
+
+def test_a_round_in_which_nobody_is_asked_for_costs_nothing() -> None:
+    """As where SGLang's batch is full."""
+    requests = {str(number): request(Readiness.READY, Readiness.READY, []) for number in range(5)}
+    collectives: list[int] = []
+    admission = Admission(requests, lambda tensor, op: collectives.append(1))
+    admission.begin_round()
+    assert not collectives
+    assert not any(one.agreed for one in requests.values())
+    admission.look()
+    admission.look()
+    assert len(collectives) == 1
+    assert all(one.agreed for one in requests.values())
