@@ -27,7 +27,7 @@ steps, by somebody else who calls `shed`; what is pinned then leaves when it no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -599,11 +599,12 @@ class PageTable:
         if flushes == self.flushes:
             self._emptying = False
 
-    def perhaps_on(self, tier: int, part: Part) -> Iterable[Page]:
-        """The pages that may have a copy on a part of a tier, of now, to be gone through later, without the lock; ask
-        `lies_on` of each."""
-        handles = self._rows.make_handles(self.of[tier].under(part))
-        return (Page(self.book, *handle) for handle in handles)
+    def perhaps_on(self, tier: int, part: Part) -> Iterator[Page]:
+        """The pages that may have a copy on a part of a tier, of when the first is asked for, made one by one; ask
+        `lies_on` of each. Any thread, without the lock: it may take as long as there are pages."""
+        rows = self.of[tier].under(part)
+        for start in range(0, len(rows), BATCH):
+            yield from self._pages(rows[start : start + BATCH])
 
     def lies_on(self, page: Page, tier: int, part: Part) -> bool:
         """Whether its copy in a tier is whole, and on that part."""

@@ -8,7 +8,7 @@ From the moment a part has gone none of its copies is promised; they are given u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -85,8 +85,7 @@ class Parts:
         """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
         with self._table.lock:
             self._saving[part] = 1  # the share of these steps
-            perhaps = self._table.perhaps_on(self._number, part)
-        return self._save_and_lose(perhaps, part)
+        return self._save_and_lose(part)
 
     def _save(self, page: Page, part: Part) -> bool:
         """Read a page that is nowhere else into host memory; False if there is no room for it that is worth less."""
@@ -121,14 +120,13 @@ class Parts:
                 self._reads.abandon(self._number, part)
             self._saving.pop(part, None)
             self._idle.notify_all()
-            perhaps = self._table.perhaps_on(self._number, part)
         self._tell(self._tier.part_gone, part, reason=reason)
-        self._start(self._forget(part, perhaps))
+        self._start(self._forget(part))
 
-    def _forget(self, part: Part, perhaps: Iterable[Page]) -> Generator[None, None, int]:
+    def _forget(self, part: Part) -> Generator[None, None, int]:
         """Its copies are given up; what memory still has of them is written again, to the parts that are left."""
         staying = []
-        for batch in sweeps.batches(perhaps):
+        for batch in sweeps.batches(self._table.perhaps_on(self._number, part)):
             with self._table.lock:
                 for page in batch:
                     lies = self._table.lies_on(page, self._number, part)
@@ -142,10 +140,12 @@ class Parts:
             self._tell(self._tier.part_lost, part, pages=pages)
         return pages
 
-    def _save_and_lose(self, perhaps: Iterable[Page], part: Part) -> Iterator[None]:
+    def _save_and_lose(self, part: Part) -> Iterator[None]:
         """Give up the copies of pages that lie on `part`; after that it is returned when all have been saved."""
-        with self._table.lock:
-            pages = [page for page in perhaps if self._table.lies_on(page, self._number, part)]
+        pages: list[Page] = []
+        for batch in sweeps.batches(self._table.perhaps_on(self._number, part)):
+            with self._table.lock:
+                pages += [page for page in batch if self._table.lies_on(page, self._number, part)]
         saving = 0
         for number, batch in enumerate(sweeps.batches(sorted(pages, key=_hottest))):
             if number:

@@ -1,12 +1,12 @@
 """However many pages there are, nobody holds the page table's lock for more than a few: the scheduler waits for it.
 
-What is counted is how many pages enter, change or leave in one hold, not how long that takes.
+What is counted is how many pages enter, change, leave or are listed in one hold, not how long that takes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 
 import pytest
@@ -40,24 +40,38 @@ MOST = 6 * STEP_PAGES
 
 
 class WatchedLock:
-    """Counts the changes of pages while it is held."""
+    """Counts the changes of pages while it is held, and the pages that its holder lists."""
 
     def __init__(self, changes: Callable[[], int]) -> None:
         """`changes()`: how many there were ever."""
         self._lock = threading.Lock()
         self._changes = changes
         self._before = 0
+        self._holder: int | None = None
+        self._listed = 0
         self.most = 0
 
     def acquire(self, *arguments: float) -> bool:
         taken = self._lock.acquire(*arguments)
         if taken:
-            self._before = self._changes()
+            self._before, self._listed, self._holder = self._changes(), 0, threading.get_ident()
         return taken
 
     def release(self) -> None:
-        self.most = max(self.most, self._changes() - self._before)
+        self.most = max(self.most, self._changes() - self._before, self._listed)
+        self._holder = None
         self._lock.release()
+
+    def counting(self, list_some: Callable[..., Sized]) -> Callable[..., Sized]:
+        """What counts what this lists."""
+
+        def listing(*arguments: object, **options: object) -> Sized:
+            found = list_some(*arguments, **options)
+            if self._holder == threading.get_ident():
+                self._listed += len(found)
+            return found
+
+        return listing
 
     def __enter__(self) -> None:
         self.acquire()
@@ -80,6 +94,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     def watched_table(table, *arguments, **options) -> None:
         make(table, *arguments, **options)
         table.lock = WatchedLock(lambda: table.changes)
+        for name in ("used", "make_handles"):
+            setattr(table._rows, name, table.lock.counting(getattr(table._rows, name)))
 
     monkeypatch.setattr(PageTable, "__init__", watched_table)
 

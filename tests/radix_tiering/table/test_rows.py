@@ -229,7 +229,7 @@ class Model(RuleBasedStateMachine):
         """Between the look for its pages and their turn, one loses its copy, and another one leaves."""
         table = self.table
         table.part_gone(tier, part)
-        perhaps = table.perhaps_on(tier, part)
+        perhaps = list(table.perhaps_on(tier, part))
         for number, end in ((lost, lambda page: table.lose(page, tier)), (dropped, table.drop)):
             page = self.one(number)
             if page is not None and (end == table.drop or page.whole_in(tier)):
