@@ -16,9 +16,9 @@ the tier that every page enters by, and that others are written from; beyond tha
 What is done to a page is done by a kernel (`kernels`), over rows in arrays (`rows`); here is what they have to do with
 the rest of the house: tiers' places, leases and devices that go, operators.
 
-No method takes longer because there are more pages. What would is begun by one (`drop`, `forget_namespace`,
-`forget_memory`, `part_gone`), from which on nobody is told of what is to go, and ended in steps by others
-(`clean_up`, `settle`), which somebody else calls.
+No method but `change_eviction` and those that list pages takes longer because there are more pages. What would is begun
+by one (`drop`, `forget_namespace`, `forget_memory`, `part_gone`), from which on nobody is told of what is to go, and
+ended in steps by others (`clean_up`, `settle`), which somebody else calls.
 
 A tier may be given a limit below its capacity. It takes nothing in beyond that. What it holds too much is evicted in
 steps, by somebody else who calls `shed`; what is pinned then leaves when it no longer is.
@@ -757,7 +757,7 @@ class PageTable:
         return self.drop(page)
 
     def change_eviction(self, policy: EvictionPolicy) -> None:
-        """Pages leave by `policy` from now on."""
+        """Pages leave by `policy` from now on. Takes as long as there are pages that may leave."""
         orders = self._orders(policy, [copies.keeper for copies in self.of[1:]])
         for copies, order in zip(self.of, orders, strict=True):
             copies.order = order

@@ -187,7 +187,7 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str:
     stack.planner.choice = restoring.strategy
     for mover in stack.movers.values():
         mover.admission = mover.tier.admission(policy, stack.namespace.geometry.tokens)
-    if name == "policy":
+    if name == "policy" and field_name == "eviction":  # what a tier's order is made of
         with stack.table.lock:
             stack.table.change_eviction(eviction_policy(policy))
     stack.events.emit("policy.changed", field=field, old=str(old), new=str(new))

@@ -425,6 +425,24 @@ def test_another_order_of_eviction_holds_for_pages_that_are_there() -> None:
     check(stack)
 
 
+def test_only_another_eviction_has_pages_get_new_places_in_the_order_of_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which takes as long as there are pages, while the scheduler waits."""
+    stack, ordered = make_stack(ssd=memory_ssd()), list[str]()
+    monkeypatch.setattr(type(stack.table), "change_eviction", lambda table, policy: ordered.append(policy.name))
+    for field, value in (
+        ("restore_deadline", "5s"),
+        ("write", "back"),
+        ("ssd_admission", "reuse"),
+        ("flush_cache", "all"),
+    ):
+        obey(stack, SetPolicy(field=field, value=value))  # type: ignore[arg-type]
+        assert ordered == [], field
+    obey(stack, SetPolicy(field="eviction", value="lfu"))
+    assert ordered == ["lfu"]
+
+
 def test_another_admission_holds_from_the_next_page_on() -> None:
     stack = make_stack(ssd=memory_ssd())
     obey(stack, SetPolicy(field="ssd_admission", value="size"))
