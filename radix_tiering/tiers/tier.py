@@ -293,7 +293,7 @@ class Tier(ABC):
     @abstractmethod
     def write(self, writes: Sequence[Write]) -> None:
         """Write pages; with `hints` those of one run (`together`), in order, whose places are None. Raises RuntimeError
-        once the tier is closed, ValueError for what cannot be meant, and accepts nothing then."""
+        once the tier is closed, or where too many wait; ValueError for what cannot be meant; accepts nothing then."""
 
     @abstractmethod
     def read(self, reads: Sequence[Read]) -> None:
@@ -302,8 +302,8 @@ class Tier(ABC):
         `write` does."""
 
     def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
-        """Read a page straight into landing memory. False, and no answer, where that is not possible now. Raises
-        RuntimeError once the tier is closed."""
+        """Read a page straight into landing memory. False, and no answer, where that is not possible now. Raises as
+        `write` does."""
         return False
 
     def learn(self, copy: Copy, page: np.ndarray, done: Callable[[], None]) -> bool:

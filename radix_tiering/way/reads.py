@@ -146,7 +146,7 @@ class Reads(Generic[Waiter]):
         """Read pages from one tier; what it does not take is asked of the next."""
         try:
             self._tiers[tier].read([read for _, read in batch])
-        except RuntimeError:  # it was closed meanwhile
+        except (ValueError, RuntimeError):  # it takes none now
             for page, _ in batch:
                 del self._on_its_way[page]
                 if not self._ask_another(page, without=tier):
@@ -160,7 +160,7 @@ class Reads(Generic[Waiter]):
                 read = self._read(page, tier, page.record, page.slot, self._clock())
                 try:
                     self._tiers[tier].read([read])
-                except RuntimeError:
+                except (ValueError, RuntimeError):  # it takes none now
                     del self._on_its_way[page]
                 else:
                     return True
@@ -294,7 +294,7 @@ class Reads(Generic[Waiter]):
 
         try:
             self._tiers[tier].read([Read(page.record, copy, self._host.block_run(slot), done, saving=True)])
-        except RuntimeError:  # it was closed meanwhile
+        except (ValueError, RuntimeError):  # it takes none now
             self._table.end(page, HOST, whole=False)
             return False
         self._saving[page] = tier
@@ -349,14 +349,16 @@ class Reads(Generic[Waiter]):
         # In time for the answer, and until then whoever waits may stop waiting.
         self._table.pin(page)
         self._on_its_way[page] = _OnItsWay(tier, copy)
+        lands = False
         try:
-            if self._tiers[tier].land(page.record, copy, done):
-                return True
-        except RuntimeError:  # it was closed meanwhile
+            lands = self._tiers[tier].land(page.record, copy, done)
+        except (ValueError, RuntimeError):  # it takes none now
             pass
-        del self._on_its_way[page]
-        self._table.unpin(page)
-        return False
+        finally:
+            if not lands:
+                del self._on_its_way[page]
+                self._table.unpin(page)
+        return lands
 
     def _fill(self, page: Page) -> bool:
         """Read it into host memory, now that it did not land."""
@@ -385,8 +387,12 @@ class Reads(Generic[Waiter]):
             copy = page.copy_in(tier)
             if copy is not None and copy.whole and not source.learnt(copy):
                 self._table.pin(page)
-                if not source.learn(copy, self._host.page(page.slot), lambda: self._table.unpin(page)):
-                    self._table.unpin(page)
+                learns = False
+                try:
+                    learns = source.learn(copy, self._host.page(page.slot), lambda: self._table.unpin(page))
+                finally:
+                    if not learns:
+                        self._table.unpin(page)
 
 
 def _failure(outcome: ReadOutcome) -> str:
