@@ -75,12 +75,14 @@ class Checkers:
         with self._idle:
             self._idle.wait_for(lambda: not self._unanswered)
 
-    def close(self) -> None:
-        """End the threads once they have answered everything."""
+    def close(self, timeout: float | None = None) -> None:
+        """End the threads once they have answered everything; those that have not after `timeout` seconds are left to
+        themselves. What is asked from now on is not answered."""
         for _ in self._threads:
             self._jobs.put(None)
+        until = None if timeout is None else self._runner.monotonic() + timeout
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - self._runner.monotonic()))
 
     def _run(self) -> None:
         while (look := self._jobs.get()) is not None:

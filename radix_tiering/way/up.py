@@ -846,10 +846,12 @@ class Restorer:
         self.verifier.checkers.flush()
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish queued jobs and end the worker; one that has not ended after `timeout` seconds is left to itself."""
+        """Finish queued jobs and end the worker; one that has not ended after `timeout` seconds is left to itself, and
+        so are the checkers; what a worker left behind asks of them is not answered."""
+        until = None if timeout is None else self._clock() + timeout
         self._jobs.put(None)
         self._thread.join(timeout)
-        self.verifier.checkers.close()
+        self.verifier.checkers.close(None if until is None else max(0.0, until - self._clock()))
 
     @property
     def alive(self) -> bool:

@@ -341,3 +341,22 @@ def test_nobody_computes_any_more_when_checksums_have_failed(by: str, monkeypatc
         checkers.checksums([0, 1, 2, 3])
     assert still == [2], "a part is computed behind the caller's back"
     checkers.close()
+
+
+def test_an_end_does_not_wait_for_a_check_that_hangs(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, addresses = threading.Event(), stack.host.addresses
+
+    def hangs(slots: Sequence[int]) -> np.ndarray:
+        assert goes_on.wait(60)
+        return addresses(slots)
+
+    monkeypatch.setattr(stack.host, "addresses", hangs)
+    restore = stack.restore(chain(*"abcd"))
+    wait_until(lambda: restore.complete, "nobody asks for checks")
+    end = threading.Thread(target=lambda: stack.restorer.close(0.0))
+    end.start()
+    end.join(20)
+    ended = not end.is_alive()
+    goes_on.set()
+    end.join(20)
+    assert ended
