@@ -47,7 +47,6 @@ class Expected(NamedTuple):
 
 def why_never(scheduler: Any, runner: Any, layers: int) -> str:
     """Why this server can never compute a request layer by layer; empty if it can. `layers`: of its KV pool."""
-    arguments = scheduler.server_args
     if reason := getattr(runner.model, "whole_forwards_only", ""):
         return str(reason)
     if not hasattr(runner.model, "forward_split_prefill"):
@@ -62,10 +61,8 @@ def why_never(scheduler: Any, runner: Any, layers: int) -> str:
         return "--enable-mixed-chunk lets others join its forward"
     if not scheduler.spec_algorithm.is_none():
         return "speculative decoding needs its whole forward"
-    if arguments.enable_dp_attention or arguments.attn_cp_size > 1:
-        return "attention is split over data or context"
-    if arguments.enable_return_routed_experts:
-        return "--enable-return-routed-experts needs its whole forward"
+    if scheduler.server_args.enable_dp_attention:
+        return "attention is split over data"
     return ""
 
 

@@ -228,7 +228,8 @@ class Loader:
                     raise  # the thread dies of it, and whoever waits for the batch finds the next one alive
 
     def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
-        if any(load.restore is None for load in loads):
+        whose = [(load.restore, load) for load in loads if load.restore is not None]
+        if len(whose) < len(loads):
             raise RuntimeError("one of its requests could not be queued")
         self._pool.adopt_thread()
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
@@ -236,12 +237,11 @@ class Loader:
         by_device = self._pool.has_digests and self._stack.restorer.verifier.beside
         looks = [
             self._stack.restorer.verifier.verified(
-                load.restore, load.first, load.places.numbers.tolist(), by_device=by_device
+                restore, load.first, load.places.numbers.tolist(), by_device=by_device
             )
-            for load in loads
-            if load.restore is not None
+            for restore, load in whose
         ]
-        states = [(load.restore, load.state) for load in loads if load.restore is not None and load.state is not None]
+        states = [(restore, load.state) for restore, load in whose if load.state is not None]
         looks_at_states = [
             self._stack.restorer.verifier.verified(restore, state.first, state.places.numbers.tolist())
             for restore, state in states
@@ -281,9 +281,9 @@ class Loader:
             verified(None)
         # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
         # copied to may be looked at.
-        for load in loads:
+        for restore, load in whose:
             self._count(load, seconds, failed=False)
-            self._copied(load)
+            self._copied(restore, load)
         self._under_way.pop(index, None)
         self.counter.end(index)
 
@@ -320,12 +320,10 @@ class Loader:
                 load.places.numbers, self._pool.geometry.layer_bytes * copied, self._runner.monotonic() - started
             )
 
-    def _copied(self, load: Load) -> None:
+    def _copied(self, restore: Restore, load: Load) -> None:
         """Others may land where it has been copied from; where that goes wrong, when its request ends."""
-        if load.restore is None:
-            return
         try:
-            self._stack.restorer.copied(load.restore, load.first, len(load.places))
+            self._stack.restorer.copied(restore, load.first, len(load.places))
         except Exception as error:
             logger.exception("swift-tiers: pages that were copied stay in landing memory until their request ends")
             self._stack.events.emit("linker.error", where="copied", error=repr(error))

@@ -260,13 +260,9 @@ def servers_that_cannot(s):
 
     runner, layers = s.scheduler.tp_worker.model_runner, s.linker.pool.geometry.layers
 
-    def reason(*, kv_layers=layers, mixed=False, spec=SpeculativeAlgorithm.NONE, arguments=(), **of_runner):
-        flags = {name: getattr(s.scheduler.server_args, name) for name in ("enable_dp_attention", "attn_cp_size")}
-        flags |= {
-            "enable_return_routed_experts": s.scheduler.server_args.enable_return_routed_experts,
-            **dict(arguments),
-        }
-        scheduler = SimpleNamespace(server_args=SimpleNamespace(**flags), is_mixed_chunk=mixed, spec_algorithm=spec)
+    def reason(*, kv_layers=layers, mixed=False, spec=SpeculativeAlgorithm.NONE, split=False, **of_runner):
+        arguments = SimpleNamespace(enable_dp_attention=split)
+        scheduler = SimpleNamespace(server_args=arguments, is_mixed_chunk=mixed, spec_algorithm=spec)
         known = {name: getattr(runner, name) for name in ("model", "model_config", "is_generation")}
         return why_never(scheduler, SimpleNamespace(**{**known, **of_runner}), kv_layers)
 
@@ -278,9 +274,7 @@ def servers_that_cannot(s):
         reason(is_generation=False),
         reason(mixed=True),
         reason(spec=SpeculativeAlgorithm.EAGLE),
-        reason(arguments={"enable_dp_attention": True}),
-        reason(arguments={"attn_cp_size": 2}),
-        reason(arguments={"enable_return_routed_experts": True}),
+        reason(split=True),
     ]
 
 
@@ -514,9 +508,7 @@ def test_a_server_that_cannot_says_why(scheduler) -> None:
         "the model generates nothing",
         "--enable-mixed-chunk lets others join its forward",
         "speculative decoding needs its whole forward",
-        "attention is split over data or context",
-        "attention is split over data or context",
-        "--enable-return-routed-experts needs its whole forward",
+        "attention is split over data",
     ]
 
 
