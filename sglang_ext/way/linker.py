@@ -120,7 +120,8 @@ class SwiftLinker(UnifiedCacheLinker):
         #: By id, since SGLang's interface names them so: those that wait, or compute while their pages come up.
         self.requests: dict[str, TieredRequest] = {}
         self.offloader = Offloader(pool, stack)
-        self.loader: Loader = Loader(pool, stack)
+        # Whoever used the slots before has to be done with them: the same events as for an offload.
+        self.loader: Loader = Loader(pool, stack, ready=lambda: self.record_offload_ready())
         self.layer_done_counter = self.loader.counter
         self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
         self._queued: dict[object, Load] = {}  # by the request's id
@@ -216,8 +217,7 @@ class SwiftLinker(UnifiedCacheLinker):
             return -1
         loads, self._queued = list(self._queued.values()), {}
         self._times.not_alone()
-        # Whoever used the slots before has to be done with them: the same events as for an offload.
-        index = self.loader.start(loads, self.record_offload_ready)
+        index = self.loader.start(loads)
         self._running[index] = loads
         return index
 
@@ -261,7 +261,7 @@ class SwiftLinker(UnifiedCacheLinker):
         load = self._queued.pop(request.rid, None)
         if load is not None:
             self._times.not_alone()
-            index = self.loader.start([load], self.record_offload_ready)
+            index = self.loader.start([load])
             self._running[index] = [load]
             request.loads_ahead.append(index)
 

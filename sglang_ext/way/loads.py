@@ -146,7 +146,9 @@ class LayerLoad(NamedTuple):
 class Loader:
     """A batch is one index of `counter`; its layers complete in order. Layers from the top come for one request."""
 
-    def __init__(self, pool: DevicePool, stack: TierStack) -> None:
+    def __init__(self, pool: DevicePool, stack: TierStack, *, ready: Callable[[], list[Any]]) -> None:
+        """`ready()`: events after which the device slots of a batch that begins now may be written."""
+        self._ready = ready
         self._pool = pool
         self._stack = stack
         self._runner = stack.runner
@@ -158,13 +160,13 @@ class Loader:
 
     # ---- the scheduler's thread ----
 
-    def start(self, loads: list[Load], ready: Callable[[], list[Any]]) -> int:
-        """Begin a batch; its index. `ready()`: events after which the device slots may be written."""
+    def start(self, loads: list[Load]) -> int:
+        """Begin a batch; its index."""
         index: int = self.counter.update_producer()
         try:
             self._revive()
             self._under_way[index] = [load.rows for load in loads]
-            self._jobs.put((index, loads, ready()))
+            self._jobs.put((index, loads, self._ready()))
         except Exception as error:
             logger.exception("swift-tiers: loads cannot be started")
             self._under_way.pop(index, None)

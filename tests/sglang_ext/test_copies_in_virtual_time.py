@@ -128,7 +128,7 @@ def history(seed: int) -> tuple[int, int, int]:
     def main() -> None:
         nonlocal came, aside
         stack: Any = make_stack(HOST, runner=runner, host={"verify": "beside" if beside else True})
-        offloader, loader = Offloader(device, stack), Loader(device, stack)  # type: ignore[arg-type]
+        offloader, loader = Offloader(device, stack), Loader(device, stack, ready=list)  # type: ignore[arg-type]
         for _ in range(draw.randint(4, 10)):
             keys = chain(*[draw.choice("ab") for _ in range(draw.randint(1, 6))])
             hashes = [key.hex() for key in keys]
@@ -168,9 +168,7 @@ def history(seed: int) -> tuple[int, int, int]:
                 for place, key in zip(places.numbers, keys[first:], strict=False)
             )
             failed_before = device.failed
-            index = loader.start(
-                [Load(request, request.restore, first, places, OnTheWay(torch.from_numpy(targets)))], list
-            )
+            index = loader.start([Load(request, request.restore, first, places, OnTheWay(torch.from_numpy(targets)))])
             loader.counter.set_consumer(index)
             for layer in range(GEOMETRY.layers):
                 loader.counter.wait_until(layer)

@@ -49,9 +49,9 @@ def copies_begin_late(s) -> None:
     late = threading.Event()
     start, watch, copy_in, forward = loader.start, loader.counter._watch, pool.copy_in, worker.forward_batch_embedding
 
-    def started(loads, ready):
+    def started(loads):
         late.clear()
-        return start(loads, ready)
+        return start(loads)
 
     def watched(index, future):
         late.set()

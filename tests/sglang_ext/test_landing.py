@@ -80,12 +80,10 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     restore = settle(stack, stack.restore(keys))
     assert restore.pages == PAGES
     assert (restore.slots >= stack.host.slots).sum() == landing_pages
-    loader = Loader(pool, stack)
+    loader = Loader(pool, stack, ready=list)
     targets = np.arange(PAGES)[::-1].copy() * 2
     rows = (targets[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
-    index = loader.start(
-        [Load(None, restore, 0, restore.places(0, restore.pages), OnTheWay(torch.from_numpy(rows)))], list
-    )
+    index = loader.start([Load(None, restore, 0, restore.places(0, restore.pages), OnTheWay(torch.from_numpy(rows)))])
     assert loader.counter.finish(index)
     want = [np.frombuffer((key * (nbytes // len(key) + 1))[:nbytes], np.uint8) for key in keys]
     for page, bytes_there in zip(targets.tolist(), want, strict=True):
@@ -140,11 +138,9 @@ def test_what_is_computed_here_goes_to_a_neighbours_device_and_comes_back(direct
             assert stack.table.lose(page, HOST)
     restore = settle(stack, stack.restore(keys))
     assert (restore.slots >= stack.host.slots).sum() == PAGES
-    loader, targets = Loader(pool, stack), sources[::-1] + 1
+    loader, targets = Loader(pool, stack, ready=list), sources[::-1] + 1
     loads = (targets[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
-    index = loader.start(
-        [Load(None, restore, 0, restore.places(0, restore.pages), OnTheWay(torch.from_numpy(loads)))], list
-    )
+    index = loader.start([Load(None, restore, 0, restore.places(0, restore.pages), OnTheWay(torch.from_numpy(loads)))])
     assert loader.counter.finish(index)
     for page, bytes_there in zip(targets.tolist(), want, strict=True):
         assert (content_of(pool, page) == bytes_there).all()

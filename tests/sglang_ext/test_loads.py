@@ -22,7 +22,12 @@ LAYERS = 2
 
 
 def make_loader(
-    copy_in: Any, runner: Any = THREADS, digests: Any = None, verified: Any = None, accelerator: Any = None
+    copy_in: Any,
+    runner: Any = THREADS,
+    digests: Any = None,
+    verified: Any = None,
+    accelerator: Any = None,
+    ready: Any = list,
 ) -> Loader:
     pool: Any = SimpleNamespace(
         accelerator=accelerator,
@@ -47,14 +52,14 @@ def make_loader(
             verifier=SimpleNamespace(verified=verified or (lambda *_, **__: lambda digests: None), beside=True),
         ),
     )
-    return Loader(pool, stack)
+    return Loader(pool, stack, ready=ready)
 
 
-def load_two(loader: Loader, forward: Any) -> bool:
-    """Load two pages behind this forward, and end the loader; whether they have landed."""
+def load_two(loader: Loader) -> bool:
+    """Load two pages, and end the loader; whether they have landed."""
     places, rows, restore = Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5])), SimpleNamespace()
     try:
-        index = loader.start([Load(None, restore, 0, places, rows)], lambda: [forward])  # type: ignore[arg-type]
+        index = loader.start([Load(None, restore, 0, places, rows)])  # type: ignore[arg-type]
         return loader.counter.finish(index)
     finally:
         loader.close()
@@ -79,7 +84,7 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
     loader, restore = make_loader(copy_in), SimpleNamespace()
     loader.counter.end, loader.counter.fail = told(loader.counter.end), told(loader.counter.fail)  # type: ignore[method-assign]
     try:
-        index = loader.start([Load(None, restore, 0, Places(np.array([0, 1])), rows)], list)  # type: ignore[arg-type]
+        index = loader.start([Load(None, restore, 0, Places(np.array([0, 1])), rows)])  # type: ignore[arg-type]
         assert loader.counter.finish(index) is not fails
     finally:
         loader.close()
@@ -99,8 +104,8 @@ def test_the_forward_before_a_copy_is_no_part_of_what_it_takes() -> None:
         def synchronize(self) -> None:
             runner.clock.now += 100.0
 
-    loader = make_loader(copy_in, runner)
-    assert load_two(loader, Forward())
+    loader = make_loader(copy_in, runner, ready=lambda: [Forward()])
+    assert load_two(loader)
     link = loader._stack.links["host-device"]
     assert (link.pages, link.seconds) == (2, 0.25)
 
@@ -134,11 +139,11 @@ def test_a_device_is_asked_for_copies_while_a_forward_is_under_way(
             layer_done(layer, mark)
         runner.clock.now += 0.25
 
-    loader = make_loader(copy_in, runner, accelerator="some")
+    loader = make_loader(copy_in, runner, accelerator="some", ready=lambda: [Forward()])
     told: list[tuple[int, float, bool]] = []
     link: Any = SimpleNamespace(count=lambda pages, nbytes, took, *, exact: told.append((pages, took, exact)))
     loader._stack.links["host-device"] = link
-    assert load_two(loader, Forward())
+    assert load_two(loader)
     assert told == [(2, seconds, exact)]
 
 
@@ -161,7 +166,7 @@ def test_each_request_is_verified_by_the_digests_of_its_own_pages() -> None:
             Load(None, "a", 3, Places(np.array([0, 1])), OnTheWay(torch.tensor([4, 5]))),  # type: ignore[arg-type]
             Load(None, "b", 0, Places(np.array([7])), OnTheWay(torch.tensor([9]))),  # type: ignore[arg-type]
         ]
-        assert loader.counter.finish(loader.start(loads, list))
+        assert loader.counter.finish(loader.start(loads))
     finally:
         loader.close()
     assert order == ["copied", ("a", 3, [0, 1], [[4, -4], [5, -5]]), ("b", 0, [7], [[9, -9]])]
@@ -188,11 +193,11 @@ def test_a_batch_that_was_given_up_is_not_copied_by_the_next_thread() -> None:
 
     loader = make_loader(copy_in)
     loader._stack.events = SimpleNamespace(emit=lambda *_, **__: None)  # type: ignore[assignment]
-    first, second = loader.start(load(4, 5), list), loader.start(load(6, 7), list)
+    first, second = loader.start(load(4, 5)), loader.start(load(6, 7))
     dies.set()
     assert not loader.counter.finish(first)
     assert not loader.counter.finish(second)
-    assert loader.counter.finish(loader.start(load(20, 21), list))
+    assert loader.counter.finish(loader.start(load(20, 21)))
     assert rows == [[4, 5], [20, 21]]
     assert not loader.rows_under_way()
     assert loader.close()
@@ -210,10 +215,10 @@ def test_a_batch_that_the_thread_died_of_is_over_when_there_is_another_thread() 
     loader = make_loader(copy_in)
     loader._stack.events = SimpleNamespace(emit=lambda *_, **__: None)  # type: ignore[assignment]
     try:
-        first = loader.start(load(4, 5), list)
+        first = loader.start(load(4, 5))
         loader._thread.join(10)
         assert not loader.alive
-        second = loader.start(load(20, 21), list)
+        second = loader.start(load(20, 21))
         assert loader.alive
         assert loader.counter.is_over(first)
         assert not loader.counter.finish(first)

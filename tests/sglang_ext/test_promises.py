@@ -36,7 +36,7 @@ class Loads:
     def __exit__(self, *_: object) -> None:
         del self.loader.start
 
-    def _start(self, loads, ready):
+    def _start(self, loads):
         with self.stack.table.lock:
             for load in loads:
                 assert load.restore is not None, "a load could not be queued"
@@ -45,7 +45,7 @@ class Loads:
                     assert place == page.slot >= 0, "a page was promised that is not held"
                     assert page.pins > 0, "it could leave while it is copied"
                 self.pages += len(held)
-        return self.begin(loads, ready)
+        return self.begin(loads)
 
 
 def evict(s, tokens):
