@@ -343,7 +343,8 @@ class TierStack:
         return (yield from sweeps.settle_memory(self.table))
 
     def wait_written(self, timeout: float) -> bool:
-        """Wait until everything admitted to a durable tier is written; False on timeout."""
+        """Wait until everything admitted to a durable tier is written; False on timeout. For demos, simulations,
+        benches and tests."""
         with self.table.lock:
             return all(mover.wait_idle(timeout) for mover in self._durable)
 

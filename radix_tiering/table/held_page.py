@@ -77,7 +77,7 @@ class Page(NamedTuple):
 
     @property
     def children(self) -> list[Page]:
-        """The pages that follow it, in the order in which they came in."""
+        """The pages that follow it, in the order in which they came in. For simulations and tests."""
         found, word = [], self.book.rows.word
         row = -1 if self.gone else word[self.row, kernels.CHILD]
         while row >= 0:

@@ -326,14 +326,14 @@ class PageTable:
         return found
 
     def use(self, page: Page, now: int, reach: int = 0) -> None:
-        """Count a use of `page` at logical time `now` by a request of `reach` whole pages.
-
-        Requests interleave: a use at an earlier time than the last one counts, and sets no clock back.
-        """
+        """`use_all` of one. For simulations and tests."""
         kernels.use(*self._rows.state, page.row, now, reach)
 
     def use_all(self, pages: Sequence[Page], now: int, reach: int = 0) -> None:
-        """`use` of many."""
+        """Count a use of each of these pages at logical time `now` by a request of `reach` whole pages.
+
+        Requests interleave: a use at an earlier time than the last one counts, and sets no clock back.
+        """
         kernels.use_all(*self._rows.state, rows_of(pages), now, reach)
 
     def refresh(self, page: Page, now: int) -> None:
@@ -387,10 +387,7 @@ class PageTable:
         A page used at `now` is never the victim: a sequence longer than the tier must not evict its own beginning.
         With None, recency protects nothing: for a request that waits, and has pinned what it needs itself.
         """
-        slot = self.host.allocate()
-        if slot is None and self._evict_from_host(1, _NEVER if now is None else now):
-            slot = self.host.allocate()
-        return slot
+        return next(iter(self.take_slots(1, now)), None)
 
     def take_in(self, parent: Page | None, keys: Sequence[bytes], length: int, now: int) -> list[Page]:
         """New pages of the namespace that is served, of `length` bytes, one behind the other after `parent` (None: from

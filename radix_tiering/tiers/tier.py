@@ -52,10 +52,6 @@ class ReadOutcome(Enum):
         return self is ReadOutcome.OK
 
     @property
-    def cancelled(self) -> bool:
-        return self is ReadOutcome.CANCELLED
-
-    @property
     def expected(self) -> bool:
         """It may always come to this, and nothing is wrong."""
         return self in (ReadOutcome.CANCELLED, ReadOutcome.ABSENT)

@@ -89,7 +89,7 @@ class Parts:
 
     def _save(self, page: Page, part: Part) -> bool:
         """Read a page that is nowhere else into host memory; False if there is no room for it that is worth less."""
-        saving = self._reads.save(page, self._number, lambda saved: self._saved(part))
+        saving = self._reads.save(page, self._number, lambda: self._saved(part))
         self._saving[part] += saving
         return saving
 
@@ -103,7 +103,8 @@ class Parts:
                 self._tier.give_up(part)
 
     def wait_saved(self, timeout: float) -> bool:
-        """Wait until nothing is being saved any more; False on timeout. The page table's lock is held."""
+        """Wait until nothing is being saved any more; False on timeout. The page table's lock is held. For simulations
+        and tests."""
         return bool(self._idle.wait_for(lambda: not self._saving, timeout))
 
     def full(self, part: Part, reason: str) -> None:

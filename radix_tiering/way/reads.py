@@ -77,7 +77,7 @@ class Reads(Generic[Waiter]):
         self._on_its_way: dict[Page, _OnItsWay] = {}
         self._answered: list[_Answered] = []  # of which nobody has been told yet
         self._saving: dict[Page, int] = {}  # see `save`: on their way as long as they are in it, from this tier
-        self._saved_by_the_way: dict[Page, Callable[[bool], None]] = {}  # who is told when their read has ended
+        self._saved_by_the_way: dict[Page, Callable[[], None]] = {}  # who is told when their read has ended
 
     @property
     def lands(self) -> bool:
@@ -204,13 +204,13 @@ class Reads(Generic[Waiter]):
             self.learn(pages)
             if self._saved_by_the_way:
                 for page in pages:
-                    self._end_save(page, saved=True)
+                    self._end_save(page)
             self._settled([told for one in some for told in self._told(one.page, one.tier, "")])
 
     def _settle_otherwise(self, one: _Answered) -> None:
         """It could not be read, or has left meanwhile."""
         page = one.page
-        self._end_save(page, saved=False)
+        self._end_save(page)
         if one.outcome is not ReadOutcome.OK and not page.dropped:
             self._lost(page, one.tier, one.copy, one.outcome)
             if self._ask_another(page, without=one.tier):
@@ -260,10 +260,10 @@ class Reads(Generic[Waiter]):
 
     # ---- to save it from a part that is leaving ----
 
-    def save(self, page: Page, tier: int, ended: Callable[[bool], None]) -> bool:
+    def save(self, page: Page, tier: int, ended: Callable[[], None]) -> bool:
         """Bring a page that this tier alone has to host memory, before the part it lies on is returned, if it is not
-        coming from there already. False where there is no room that is worth less. Else `ended(saved)` follows, under
-        the lock; until then `join` finds the page."""
+        coming from there already. False where there is no room that is worth less. Else `ended()` follows, under the
+        lock, whether it was saved or not; until then `join` finds the page."""
         copy = page.copy_in(tier)
         if copy is None or not copy.whole or page.elsewhere(tier):
             return False
@@ -290,7 +290,7 @@ class Reads(Generic[Waiter]):
                 self._table.of[tier].counters.bytes_read += page.length
             self._saving.pop(page, None)
             self._tell(page, tier, "" if complete else _failure(outcome))
-            ended(complete)
+            ended()
 
         try:
             self._tiers[tier].read([Read(page.record, copy, self._host.block_run(slot), done, saving=True)])
@@ -301,11 +301,11 @@ class Reads(Generic[Waiter]):
         self._waiting.setdefault(page, [])
         return True
 
-    def _end_save(self, page: Page, *, saved: bool) -> None:
+    def _end_save(self, page: Page) -> None:
         """It was read for somebody else, and was to be saved by that."""
         ended = self._saved_by_the_way.pop(page, None)
         if ended is not None:
-            ended(saved)
+            ended()
 
     # ---- to landing memory ----
 

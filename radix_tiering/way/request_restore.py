@@ -259,7 +259,7 @@ class Restore:
 
     @property
     def slots(self) -> np.ndarray:
-        """The places of its `pages`, until it is released; see `places`."""
+        """The places of its `pages`, until it is released; see `places`. For simulations, benches and tests."""
         return self.places(0, self.pages).numbers
 
     def places(self, first: int, end: int) -> Places:

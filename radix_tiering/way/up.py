@@ -853,10 +853,6 @@ class Restorer:
         self._thread.join(timeout)
         self.verifier.checkers.close(None if until is None else max(0.0, until - self._clock()))
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._do(job)

@@ -400,7 +400,7 @@ class StackMachine(RuleBasedStateMachine):
                 self.stack.restorer.release(restore)
             check(self.stack)
             close(self.stack)
-            assert not self.stack.restorer.alive
+            assert not self.stack.restorer._thread.is_alive()
 
 
 StackMachine.TestCase.settings = settings(

@@ -192,7 +192,7 @@ def test_a_start_that_fails_closes_what_it_has_opened(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="no room"):
         SwiftLinker(None, None, components=None)
     assert stack.closed
-    assert not stack.restorer.alive
+    assert not stack.restorer._thread.is_alive()
 
 
 def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
