@@ -117,6 +117,10 @@ class PageRecord(NamedTuple):
     length: int  # payload bytes
 
 
+#: Pages in one `HeldPages` where there may be millions: what is done with them takes some ten milliseconds.
+HELD_TOGETHER = 1 << 14
+
+
 class HeldPages(NamedTuple):
     """Many pages of one namespace that a durable tier has, in arrays."""
 

@@ -12,6 +12,8 @@ from .errors import ConfigError
 #: How messages call the directory of leases, of arenas and of ranks that share a remote engine: by the setting that
 #: names it, and by the one that does where that is unset.
 LEASE_DIRECTORY = "peer.directory (unset: bus.directory)"
+#: The longest path of a socket: sockaddr_un.sun_path is 108 bytes, the last of them zero.
+SOCKET_PATH_BYTES = 107
 
 
 def open_private_directory(directory: Path, called: str, *, create: bool, narrows: bool = False) -> int:

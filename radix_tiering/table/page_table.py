@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.page import KEY_BYTES, ROOT_KEY, HeldPages, PageRecord
+from ..base.page import HELD_TOGETHER, KEY_BYTES, ROOT_KEY, HeldPages, PageRecord
 from ..base.runner import Runner
 from ..figures.counters import DirectorySnapshot
 from . import directory, kernels
@@ -62,11 +62,11 @@ from .policy import EvictionPolicy
 from .rows import PageRows, as_key, as_keys, leading, rows_of, split
 from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part, TierCopies
 
+#: Pages that are handled in one hold of the lock: bounds how long another thread waits for it.
+PAGES_PER_HOLD = 64
 #: Pages behind one that is dropped that leave with it, if none is leaving yet: most have no more, and nobody need wait
 #: for another thread.
-AT_ONCE = 16
-#: Pages that are told of in one go when a tier is closed.
-PAGES_AT_A_TIME = 1 << 14
+LEAVE_AT_ONCE = 16
 #: The logical time of a use that is later than all.
 _NEVER = (1 << 62) - 1
 
@@ -291,8 +291,8 @@ class PageTable:
                 continue  # looking for its pages takes as long as looking for any
             listed = rows.used(root, parents_first=False)
             listed = listed[rows.whole(listed, tier)]
-            for start in range(0, len(listed), PAGES_AT_A_TIME):
-                some = listed[start : start + PAGES_AT_A_TIME]
+            for start in range(0, len(listed), HELD_TOGETHER):
+                some = listed[start : start + HELD_TOGETHER]
                 keys, depths = rows.chains(some)
                 places = rows.words[some, PLACES + tier].astype(np.int64)
                 yield HeldPages(namespace, rows.word[root, ROOT_LENGTH], keys, depths, places, rows.longs[some, LAST])
@@ -705,7 +705,7 @@ class PageTable:
         for tier, places in freed.items():
             self.of[tier].keeper.release(places)
         if self._leaving and not busy:
-            self.clean_up(AT_ONCE)
+            self.clean_up(LEAVE_AT_ONCE)
             self._ask_to_clean()
 
     # ---- limits ----

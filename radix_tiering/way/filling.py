@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from ..base.events import EventLog
-from ..base.page import HeldPages
+from ..base.page import HELD_TOGETHER, HeldPages
 from ..base.runner import Runner
 from ..table.newest_first import newest_first
 from ..table.page_table import PageTable
@@ -25,8 +25,6 @@ from .sweeps import ENTERED_TOGETHER, shed
 
 logger = logging.getLogger(__name__)
 
-#: Pages that are told at once of what is not entered yet.
-PAGES_AT_A_TIME = 16_384
 #: Why the writes of a mover wait.
 INDEX = "the index is being read"
 
@@ -198,8 +196,8 @@ class Filling:
         for held, order, done in self._kept:
             if held.namespace in self._flushed:
                 continue
-            for start in range(done, len(order), PAGES_AT_A_TIME):
-                which = order[start : start + PAGES_AT_A_TIME]
+            for start in range(done, len(order), HELD_TOGETHER):
+                which = order[start : start + HELD_TOGETHER]
                 yield HeldPages(
                     held.namespace, held.length, held.keys[which], held.depths[which], held.places[which],
                     held.order[which],

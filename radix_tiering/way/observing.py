@@ -12,7 +12,7 @@ from ..base.page import KEY_BYTES, Namespace
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters, PageFacts, PagePlaces, StackSnapshot, TierSnapshot
 from ..table.held_page import Page
-from ..table.page_table import PageTable
+from ..table.page_table import PAGES_PER_HOLD, PageTable
 from ..table.tier_copies import HOST
 from ..table.use_times import UseTimes
 from ..tiers.host.host_tier import HostTier
@@ -22,8 +22,8 @@ from .down import Mover
 from .filling import Filling
 from .up import Restorer
 
-#: Pages that are looked at while the page table is locked; and slots, which takes less of each.
-PAGES_AT_ONCE, SLOTS_AT_ONCE = 64, 4096
+#: Slots that are looked at while the page table is locked, which takes less of each than of pages.
+SLOTS_AT_ONCE = 4096
 
 
 class Observed(Protocol):
@@ -168,7 +168,7 @@ def prefix_places(stack: Observed, key: bytes) -> list[PagePlaces]:
         with table.lock:
             if page.dropped:
                 return []
-            for _ in range(PAGES_AT_ONCE):
+            for _ in range(PAGES_PER_HOLD):
                 found.append(_places(stack, page))
                 page = page.parent
                 if page is None:

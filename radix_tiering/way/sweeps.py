@@ -11,17 +11,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..table.held_page import Page
-from ..table.page_table import PageTable
+from ..table.page_table import PAGES_PER_HOLD, PageTable
 from .down import Mover
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Sweep = Generator[None, None, int]
 
-#: Pages handled in one step.
-STEP_PAGES = 64
-#: ... and in one that enters pages only: a page that is entered changes once or twice, one that leaves up to six times.
-ENTERED_TOGETHER = 3 * STEP_PAGES
+#: Pages in one step that enters pages only, and in any other `PAGES_PER_HOLD`: a page that is entered changes once or
+#: twice, one that leaves up to six times.
+ENTERED_TOGETHER = 3 * PAGES_PER_HOLD
 
 
 def run(steps: Generator[None, None, Result]) -> Result:
@@ -46,7 +45,7 @@ def clean(table: PageTable) -> Sweep:
     left, more = 0, True
     while more:
         with table.lock:
-            left += table.clean_up(STEP_PAGES)
+            left += table.clean_up(PAGES_PER_HOLD)
             more = table.leaving
         yield
     return left
@@ -80,7 +79,7 @@ def offer(
 def batches(all_of_them: Iterable[Item]) -> Iterator[list[Item]]:
     """So many at a time as one step handles."""
     rest = iter(all_of_them)
-    while batch := list(itertools.islice(rest, STEP_PAGES)):
+    while batch := list(itertools.islice(rest, PAGES_PER_HOLD)):
         yield batch
 
 
@@ -89,7 +88,7 @@ def shed(table: PageTable) -> Sweep:
     evicted = 0
     while True:
         with table.lock:
-            step = table.shed(STEP_PAGES)
+            step = table.shed(PAGES_PER_HOLD)
         evicted += step
         if not step:
             break
@@ -120,7 +119,7 @@ def keep(table: PageTable, page: Page) -> Sweep:
     """
     path = list(prefix_of(page))[::-1]
     before: Page | None = None
-    for stop in [*path[STEP_PAGES - 1 : -1 : STEP_PAGES], page]:
+    for stop in [*path[PAGES_PER_HOLD - 1 : -1 : PAGES_PER_HOLD], page]:
         with table.lock:
             if stop.dropped:
                 # Those before it may be there still.
@@ -145,8 +144,8 @@ def let_go(table: PageTable, page: Page) -> Sweep:
             return 0
         del table.operator_pins.pinned[page]
     path = list(prefix_of(page))
-    for start in range(0, len(path), STEP_PAGES):
-        stop = path[start + STEP_PAGES] if start + STEP_PAGES < len(path) else None
+    for start in range(0, len(path), PAGES_PER_HOLD):
+        stop = path[start + PAGES_PER_HOLD] if start + PAGES_PER_HOLD < len(path) else None
         with table.lock:
             if path[start].dropped:
                 break  # and with it what it kept
@@ -172,9 +171,9 @@ def _each(table: PageTable, pages: Sequence[Page], change: Callable[[Page], bool
     """`change` these pages, those behind before those they follow. One of which it says False is not counted: there
     was nothing to change."""
     changed = 0
-    for stop in range(len(pages), 0, -STEP_PAGES):
+    for stop in range(len(pages), 0, -PAGES_PER_HOLD):
         with table.lock:
-            for page in reversed(pages[max(0, stop - STEP_PAGES) : stop]):
+            for page in reversed(pages[max(0, stop - PAGES_PER_HOLD) : stop]):
                 if not page.dropped and change(page) is not False:
                     changed += 1
         yield

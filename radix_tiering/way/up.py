@@ -32,7 +32,7 @@ from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
 from ..restore.planner import Decision, Planner
 from ..table.held_page import Page, Places
-from ..table.page_table import PageTable
+from ..table.page_table import PAGES_PER_HOLD, PageTable
 from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
@@ -55,8 +55,6 @@ AT_ONCE = 512
 MOST_EARLY = 64
 #: Restores that were put off, and still cannot begin, that are passed by those behind them.
 MOST_PASSED = 4
-#: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
-PAGES_PER_HOLD = 64
 
 
 class Restorer:

@@ -8,10 +8,10 @@ from pathlib import Path
 from swift_tiers.radix_tiering.base.bounds import donation_bounds
 from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.private_directory import open_private_directory
+from swift_tiers.radix_tiering.base.private_directory import SOCKET_PATH_BYTES, open_private_directory
 from swift_tiers.radix_tiering.bus.redis.redis_server import socket_path
 from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path
-from swift_tiers.radix_tiering.lending.leases.addresses import PATH_BYTES, ipc_address
+from swift_tiers.radix_tiering.lending.leases.addresses import ipc_address
 
 
 def lease_directory(config: TiersConfig) -> Path:
@@ -30,8 +30,8 @@ def check_lease_name(config: TiersConfig, name: str) -> None:
         arena_path(ipc_address(directory, name))
     except ConfigError:
         raise ConfigError(
-            f"peer.directory: {directory}/{name}.lease is too long for a socket, which takes {PATH_BYTES} bytes; set "
-            "bus.server to a shorter name, or name a shorter directory"
+            f"peer.directory: {directory}/{name}.lease is too long for a socket, which takes "
+            f"{SOCKET_PATH_BYTES} bytes; set bus.server to a shorter name, or name a shorter directory"
         ) from None
 
 

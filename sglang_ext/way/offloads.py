@@ -17,6 +17,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.base.runner import Thread
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD
 from swift_tiers.radix_tiering.way.down import Put
 
 from ..pools.device_pool import DevicePool
@@ -25,8 +26,6 @@ from ..tell.on_the_way import OnTheWay
 
 logger = logging.getLogger(__name__)
 
-#: Pages taken into host memory in one step: bounds how long the page table is locked.
-STEP_PAGES = 64
 #: Of the device's pool so much may wait to be copied, and no less than one step takes, where less than that is free or
 #: could be.
 WAITING_SHARE = 0.1
@@ -90,7 +89,7 @@ class Offloader:
         self._unanswered: deque[Offload] = deque()
         #: Pages of the device that are free, or of prefixes that SGLang may evict.
         self.room: Callable[[], int] = lambda: pool.pool_pages
-        self._most = max(STEP_PAGES, int(pool.pool_pages * WAITING_SHARE))
+        self._most = max(PAGES_PER_HOLD, int(pool.pool_pages * WAITING_SHARE))
         self._waiting: deque[Offload] = deque()  # of the unanswered ones; not in hand, nor passed over
         self._waiting_pages = 0
         #: Of each job that waits the last page and the last one before its node. Who is offered along the pages before
@@ -259,14 +258,14 @@ class Offloader:
         now = self._stack.intake.tick()
         keys = [bytes.fromhex(page_hash) for page_hash in job.hashes]
         parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
-        for start in range(0, len(keys), STEP_PAGES):
+        for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._answering:
                 if not self._is_current(job):
                     return False  # it was given up: its device pages may be others', or no memory any more
             if job is self._cut_short:
                 self._stack.intake.refuse_late(len(keys) - start)
                 return False
-            step = keys[start : start + STEP_PAGES]
+            step = keys[start : start + PAGES_PER_HOLD]
             left = len(keys) - start - len(step)
             put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace, left)
             rows: list[int] = []
@@ -302,8 +301,8 @@ class Offloader:
         if not len(slots):
             return  # SGLang had given a part of it up
         keys, parent, whole = states.keys(page), page, None
-        for start in range(0, len(keys), STEP_PAGES):
-            step = keys[start : start + STEP_PAGES]
+        for start in range(0, len(keys), PAGES_PER_HOLD):
+            step = keys[start : start + PAGES_PER_HOLD]
             put = self._stack.intake.begin(step, parent, depth + start, now, namespace)
             try:
                 if put.slots:

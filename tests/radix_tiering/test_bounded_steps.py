@@ -12,10 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
-from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD, PageTable
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
 from support.engine import (
     GEOMETRY,
@@ -36,7 +35,7 @@ from support.engine import (
 #: Far more than are handled in one hold.
 PAGES = 1000
 #: Changes of pages in one hold, at most: a page that leaves changes a few times.
-MOST = 6 * STEP_PAGES
+MOST = 6 * PAGES_PER_HOLD
 
 
 class WatchedLock:
@@ -253,7 +252,7 @@ def test_a_start_and_an_end_take_the_lock_in_steps() -> None:
     stack, keys = filled(in_host=True)
     devices = stack.tiers["ssd"]._array
     stack.movers["ssd"].waits_for.add("the test")  # what is new is to be written by the end
-    new = chain(*(f"new {number}" for number in range(5 * STEP_PAGES)))
+    new = chain(*(f"new {number}" for number in range(5 * PAGES_PER_HOLD)))
     with stack.table.lock:
         stack.table.lose(stack.table.find(stack.digest, keys[-1]), HOST)
     stack.flush(memory=True, durable=False)

@@ -274,7 +274,7 @@ def test_the_pages_of_a_sequence_and_their_places() -> None:
 
 def test_a_sequence_that_leaves_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is gone, and nothing of it is told; the rows of its pages may be others' already."""
-    monkeypatch.setattr(observing, "PAGES_AT_ONCE", 4)
+    monkeypatch.setattr(observing, "PAGES_PER_HOLD", 4)
     stack, keys = make_stack(host_pages=16), chain(*range(10))
     put(stack, keys)
     find = stack.table.find

@@ -19,6 +19,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD
 from swift_tiers.radix_tiering.way.request_restore import Restore
 from swift_tiers.sglang_ext import hook_functions
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
@@ -120,12 +121,12 @@ def test_checksums_are_those_of_the_pages_whenever_they_came(
 
 
 def test_events_are_waited_for_by_the_first_copy_even_if_the_first_pages_are_held() -> None:
-    keys = chain(*map(str, range(offloads.STEP_PAGES + 2)))
+    keys = chain(*map(str, range(PAGES_PER_HOLD + 2)))
     stack, pool = make_stack(host_pages=128), StallingPool(keys)
     pool.stalls = "never"
     offloader = Offloader(pool, stack)  # type: ignore[arg-type]
     try:
-        offloader.submit(offered(stack, pool, keys[: offloads.STEP_PAGES]))
+        offloader.submit(offered(stack, pool, keys[:PAGES_PER_HOLD]))
         again = offered(stack, pool, keys)
         again.ready = [object()]
         offloader.submit(again)

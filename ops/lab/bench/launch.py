@@ -51,8 +51,8 @@ def _pool(accelerator: object) -> AcceleratorPool:
 
 def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
     from swift_tiers.radix_tiering.base.runner import THREADS
+    from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD
     from swift_tiers.sglang_ext.way.loads import WatchedLoadCounter
-    from swift_tiers.sglang_ext.way.offloads import STEP_PAGES
 
     from .idle_hicache import IdleHiCache, KvShape
 
@@ -64,8 +64,8 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
         pool.copy_in(pages, slab, slots, lambda layer, mark: counter.complete(index, layer, mark))
 
     def offload(pages: np.ndarray, slots: np.ndarray) -> None:
-        for step in range(0, len(pages), STEP_PAGES):
-            pool.copy_out(pages[step : step + STEP_PAGES], slab, slots[step : step + STEP_PAGES])
+        for step in range(0, len(pages), PAGES_PER_HOLD):
+            pool.copy_out(pages[step : step + PAGES_PER_HOLD], slab, slots[step : step + PAGES_PER_HOLD])
 
     hicache = IdleHiCache(KvShape(LAYERS, KV_HEADS, HEAD_DIM, PAGE))
     gc.freeze()  # what is loaded by now is not looked through while something is measured

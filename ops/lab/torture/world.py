@@ -41,7 +41,7 @@ from .trouble import Lenders, Troublemaker
 #: Constants that bound a step, and what a world sets them to: in small steps, more happens between two of them.
 KNOBS: list[tuple[Any, str, Sequence[int]]] = [
     (up, "PAGES_PER_HOLD", (1, 2, 64)),
-    (sweeps, "STEP_PAGES", (1, 3, 64)),
+    (sweeps, "PAGES_PER_HOLD", (1, 3, 64)),
     (LentMemory, "writes_in_flight", (1, 16)),
     (down, "WRITE_BACK_STEP", (1, 64)),
 ]

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...base.errors import ConfigError
+from ...base.private_directory import SOCKET_PATH_BYTES
 from ..leases.addresses import ARENA, ipc_path
 from .arena_messages import MAX_PACKET_BYTES
 
-#: sockaddr_un.sun_path is 108 bytes, the last of them zero.
-_PATH_BYTES = 107
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -37,7 +36,7 @@ def arena_path(address: str) -> Path:
         length = len(os.fsencode(path))
     except ValueError as error:  # of a name that no file can have
         raise ConfigError(f"lease address: {address!r} names no socket: {error}") from error
-    if length > _PATH_BYTES:
+    if length > SOCKET_PATH_BYTES:
         raise ConfigError(f"lease address: {path} is too long for a socket; name a shorter directory")
     return path
 

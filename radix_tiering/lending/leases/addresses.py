@@ -9,10 +9,9 @@ import re
 from pathlib import Path
 
 from ...base.errors import ConfigError
+from ...base.private_directory import SOCKET_PATH_BYTES
 from ...base.runner import THREADS
 
-#: sockaddr_un.sun_path is 108 bytes, the last of them zero.
-PATH_BYTES = 107
 #: Beside each other: the sockets of a donor's leases and of its memory, and the lock of whoever listens there.
 _LEASES, ARENA, _LOCK = ".lease", ".arena", ".lock"
 #: A lock may be another rank's for a moment, which removes what it takes for a killed server's: so long is that waited
@@ -26,9 +25,9 @@ def ipc_address(directory: str | Path, name: str) -> str:
         raise ConfigError(f"lease address: {name!r} cannot name a socket; use letters, digits and any of . _ : -")
     path = Path(directory).expanduser().absolute() / f"{name}{_LEASES}"
     length = len(os.fsencode(path))
-    if length > PATH_BYTES:
+    if length > SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"lease address: {path} is too long for a socket, {length} bytes of at most {PATH_BYTES}; "
+            f"lease address: {path} is too long for a socket, {length} bytes of at most {SOCKET_PATH_BYTES}; "
             "name a shorter directory"
         )
     return f"ipc://{path}"

@@ -18,9 +18,6 @@ from .layout import CHECKPOINT_OFFSET, RECORD_BYTES, RECORD_DTYPE, Superblock
 from .namespaces import NamespaceEntry
 from .stored_pages import StoredPages, record_words
 
-#: Pages whose records are made before the clock is looked at: some ten milliseconds.
-PAGES_AT_A_TIME = 16_384
-
 
 class Checkpoint(NamedTuple):
     """Records of one device, ready to be written, and what the superblock says of them."""

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.errors import ConfigError, FormatError
-from ...base.page import BLOCK_BYTES, PageRecord
+from ...base.page import BLOCK_BYTES, HELD_TOGETHER, PageRecord
 from ...base.runner import THREADS, Runner
 from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, NewDevice
 from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
-from .checkpoint import PAGES_AT_A_TIME, build_checkpoints, write_checkpoint
+from .checkpoint import build_checkpoints, write_checkpoint
 from .device_state import DRAINED, DeviceStatus, Service
 from .io_thread import IoThread
 from .joining import join
@@ -622,7 +622,7 @@ class StripeSet:
                 self._io.wait_idle(patience.deadline)
             try:
                 if pages is not None:
-                    self._io.call(lambda: self._checkpoint(in_batches(pages, PAGES_AT_A_TIME)))
+                    self._io.call(lambda: self._checkpoint(in_batches(pages, HELD_TOGETHER)))
             finally:  # whatever goes wrong with the index: the devices stay unclean, and are scanned
                 self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
                 with self._lock:

@@ -29,10 +29,10 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 from swift_tiers.radix_tiering.bus.contract.records import tier_record
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.figures.counters import NO_LATENCY
+from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD
 from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
-from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
 from support.engine import (
     Clock,
@@ -181,7 +181,7 @@ def test_a_dropped_page_takes_all_that_follows_it() -> None:
 
 
 def test_dropping_a_sequence_of_many_steps_takes_all_of_it() -> None:
-    pages = 3 * STEP_PAGES + 5
+    pages = 3 * PAGES_PER_HOLD + 5
     stack = make_stack(host_pages=pages)
     put(stack, chain(*range(pages)))
     assert obey(stack, Drop(page=chain(0)[0].hex())) == f"{pages} pages forgotten"
@@ -276,17 +276,17 @@ def test_pins_are_taken_back_one_by_one_where_their_paths_join() -> None:
 
 
 def test_a_long_prefix_is_pinned_and_unpinned_as_a_whole() -> None:
-    pages = 5 * STEP_PAGES + 3
+    pages = 5 * PAGES_PER_HOLD + 3
     stack = make_stack(host_pages=3 * pages)
     keys = chain(*range(pages))
     put(stack, keys)
-    stop = keys[2 * STEP_PAGES - 1]  # where a step ends: a pin of its own must survive the longer one
+    stop = keys[2 * PAGES_PER_HOLD - 1]  # where a step ends: a pin of its own must survive the longer one
     obey(stack, Pin(page=stop.hex()))
     assert obey(stack, Pin(page=keys[-1].hex())) == f"{pages} pages pinned"
     assert stack.snapshot().tiers["host"].pinned_pages == pages
     check(stack)
     obey(stack, Unpin(page=keys[-1].hex()))
-    assert stack.snapshot().tiers["host"].pinned_pages == 2 * STEP_PAGES
+    assert stack.snapshot().tiers["host"].pinned_pages == 2 * PAGES_PER_HOLD
     check(stack)
     obey(stack, Pin(page=keys[-1].hex()))
     obey(stack, Unpin(page=stop.hex()))
@@ -562,7 +562,7 @@ def test_limits_are_in_whole_pages_and_never_above_the_capacity() -> None:
 
 
 def test_shrinking_by_many_steps_ends_at_the_limit() -> None:
-    pages = 4 * STEP_PAGES
+    pages = 4 * PAGES_PER_HOLD
     stack = make_stack(host_pages=pages)
     put(stack, chain(*range(pages)))
     assert obey(stack, CapTier(tier="host", limit=PAGE)).endswith(f"{pages - 1} pages evicted")
@@ -791,7 +791,7 @@ def test_a_command_that_fails_inside_is_answered() -> None:
 
 def test_no_step_holds_the_lock_for_more_than_its_pages() -> None:
     """Others have their turn between the steps, however many pages a command is about."""
-    pages = 6 * STEP_PAGES
+    pages = 6 * PAGES_PER_HOLD
     stack = make_stack(host_pages=2 * pages + 2)
     keys = chain(*range(pages))
     put(stack, keys)
@@ -823,7 +823,7 @@ def test_no_step_holds_the_lock_for_more_than_its_pages() -> None:
     ):
         outcome = obey(stack, command)
         assert isinstance(outcome, str)
-        assert 0 < longest <= 2 * STEP_PAGES, command
+        assert 0 < longest <= 2 * PAGES_PER_HOLD, command
         longest = 0
 
 
