@@ -24,8 +24,7 @@ from .base.page import HeldPages, Namespace
 from .base.runner import THREADS, Runner
 from .figures.counters import DEVICE_LINKS, LinkCounters, PageFacts, StackSnapshot
 from .lending.leases.hand import LeaseHand
-from .restore.copying import TimedLink
-from .restore.live import LiveCosts
+from .restore.live import LiveCosts, TimedLink
 from .restore.planner import Planner
 from .table.held_page import Page
 from .table.page_table import PageTable

@@ -10,12 +10,30 @@ import numpy as np
 from ..base.errors import NotHeldError
 from ..base.page import ROOT_KEY, PageRecord
 from . import kernels
-from .book import Book
 from .kernels import BEGUN, BITS, DEPTH, DROPPED, FLAGS, GENERATION, KEEP, KEPT, PARENT, PINS, SPACE, TIERS, WHOLE
-from .rows import leading, rows_of
-from .tier_copies import HOST, Copy
+from .rows import PageRows, leading, rows_of
+from .tier_copies import HOST, Copy, TierCopies
 
 _COPY = BEGUN | WHOLE
+
+
+class Book:
+    """What pages are read from: the rows, and what the tiers know of their copies. Changed by the page table alone, under
+    its lock."""
+
+    def __init__(self, rows: PageRows, of: Sequence[TierCopies]) -> None:
+        """`of`: what each tier has, by its number."""
+        self.rows = rows
+        self.of = of
+        #: The namespaces that pages are found in, by the row of their root, and the other way round.
+        self.digests: dict[int, bytes] = {}
+        self.roots: dict[bytes, int] = {}
+        #: Places in landing memory, by the row of the page that lies there.
+        self.landed: dict[int, int] = {}
+
+    def __hash__(self) -> int:
+        """The same in every process, as that of pages is to be: what is in a set has an order then."""
+        return 0
 
 
 class Page(NamedTuple):

@@ -36,8 +36,7 @@ from ..base.page import HELD_TOGETHER, KEY_BYTES, ROOT_KEY, HeldPages, PageRecor
 from ..base.runner import Runner
 from ..figures.counters import DirectorySnapshot
 from . import directory, kernels
-from .book import Book
-from .held_page import Page
+from .held_page import Book, Page
 from .kernels import (
     BATCH,
     BITS,

@@ -17,9 +17,9 @@ from swift_tiers.ops.lab.torture.stacks import content, device_digests
 from swift_tiers.ops.lab.torture.taking import How, KnownCosts, Taking
 from swift_tiers.radix_tiering.base.errors import DamagedPageError
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
-from swift_tiers.radix_tiering.restore.copying import PAGES_TIMED
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.restore.live import PAGES_TIMED
 from swift_tiers.radix_tiering.way.draining import Draining
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.radix_tiering.way.up import Restorer

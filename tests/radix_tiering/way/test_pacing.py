@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import NotHeldError
-from swift_tiers.radix_tiering.restore.copying import PAGES_TIMED
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
-from swift_tiers.radix_tiering.restore.live import LiveCosts
+from swift_tiers.radix_tiering.restore.live import PAGES_TIMED, LiveCosts
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.pacing import SLACK_SECONDS
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
