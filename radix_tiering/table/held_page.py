@@ -18,8 +18,8 @@ _COPY = BEGUN | WHOLE
 
 
 class Book:
-    """What pages are read from: the rows, and what the tiers know of their copies. Changed by the page table alone, under
-    its lock."""
+    """What pages are read from: the rows, and what the tiers know of their copies. Changed by the page table alone,
+    under its lock."""
 
     def __init__(self, rows: PageRows, of: Sequence[TierCopies]) -> None:
         """`of`: what each tier has, by its number."""
@@ -258,7 +258,7 @@ class PagesNow(NamedTuple):
         return ~self.here | (self.words[:, FLAGS] & DROPPED != 0)
 
 
-def first_dropped(pages: Sequence[Page]) -> int:
+def held_run(pages: Sequence[Page]) -> int:
     """How many of these pages, from the first on, are in the table."""
     return leading(~PagesNow.of(pages).dropped()) if pages else 0
 

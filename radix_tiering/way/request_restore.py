@@ -23,7 +23,7 @@ from ..base.errors import NotHeldError
 from ..restore.flight import Flight, Unit
 from ..restore.planner import Decision
 from ..restore.storyteller import Storyteller
-from ..table.held_page import Page, Places, first_dropped
+from ..table.held_page import Page, Places, held_run
 from ..table.tier_copies import HOST
 
 #: Where whoever drives the device has not said that it can.
@@ -242,7 +242,7 @@ class Restore:
     @property
     def usable(self) -> int:
         """Pages from the start of the chain that have come, verified, and are held."""
-        return first_dropped(self.claimed[: self.flight.arrived_from(0)])
+        return held_run(self.claimed[: self.flight.arrived_from(0)])
 
     @property
     def all_there(self) -> bool:

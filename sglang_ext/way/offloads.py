@@ -108,12 +108,12 @@ class Offloader:
         """Queue it, whatever this raises: a thread that cannot be started is started by whoever asks for answers."""
         with self._answering:
             self._unanswered.append(job)
-            self._await(job)
+            self._add_waiting(job)
             # The oldest, since they are answered first. The newest stays: it may be longer than all that may wait. With
             # nothing in hand the thread is about to take the oldest.
             if self._in_hand is not None and self._waiting_pages > self._most and self.room() < self._most:
                 while self._waiting_pages > self._most and len(self._waiting) > 1:
-                    self._waits_no_longer()
+                    self._pass_oldest()
             self._jobs.put(job)
         self.revive()
 
@@ -144,7 +144,7 @@ class Offloader:
         most, and once; the rest is answered as not stored."""
         with self._answering:
             while self._waiting:
-                self._waits_no_longer()
+                self._pass_oldest()
             hangs = self._in_hand is not None and self._in_hand is self._cut_short
             self._cut_short = self._in_hand
         if not hangs:
@@ -156,7 +156,7 @@ class Offloader:
             if self._unanswered:
                 self._stack.events.emit("offload.given_up", jobs=len(self._unanswered))
             while self._waiting:
-                self._waits_no_longer()
+                self._pass_oldest()
             self._unanswered.clear()
             self._results.clear()
             self._answering.notify_all()
@@ -189,7 +189,7 @@ class Offloader:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _await(self, job: Offload) -> None:
+    def _add_waiting(self, job: Offload) -> None:
         job.brings = len(job.hashes)
         if job.before in self._ends:
             job.brings -= job.path
@@ -200,8 +200,8 @@ class Offloader:
         if job.path:
             self._ends[job.before] = job
 
-    def _waits_no_longer(self) -> None:
-        """The oldest that waits."""
+    def _pass_oldest(self) -> None:
+        """The oldest waits no longer."""
         job = self._waiting.popleft()
         self._waiting_pages -= job.brings
         for end in (job.hashes[-1] if job.hashes else None, job.before):
@@ -234,7 +234,7 @@ class Offloader:
         with self._answering:
             self._in_hand = job
             if self._waiting and self._waiting[0] is job:
-                self._waits_no_longer()
+                self._pass_oldest()
                 return False
             return self._is_current(job)  # else it was given up
 

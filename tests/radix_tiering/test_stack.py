@@ -11,7 +11,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.errors import FormatError, NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
-from swift_tiers.radix_tiering.table.held_page import Places, first_dropped, host_slots
+from swift_tiers.radix_tiering.table.held_page import Places, held_run, host_slots
 from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
@@ -786,17 +786,17 @@ def test_many_pages_say_what_each_of_them_says():
     restore = settle(stack, stack.restore(keys))
     pages = list(restore.claimed)
     assert Places.of_pages(pages).numbers.tolist() == host_slots(pages) == [page.slot for page in pages]
-    assert first_dropped(pages) == len(pages)
+    assert held_run(pages) == len(pages)
     with stack.table.lock:
         stack.table.drop(pages[3])
-    assert first_dropped(pages) == next(at for at, page in enumerate(pages) if page.dropped) == 3
+    assert held_run(pages) == next(at for at, page in enumerate(pages) if page.dropped) == 3
     assert Places.of_pages(pages).numbers.tolist() == [page.slot for page in pages], "pinned ones stay"
     stack.restorer.release(restore)
     stack.restorer.flush()
     assert [page.gone for page in pages[3:]] == [True] * 3
-    assert first_dropped(pages) == 3
+    assert held_run(pages) == 3
     for function in (host_slots, Places.of_pages):
         with pytest.raises(NotHeldError):
             function(pages)
-    assert first_dropped([]) == len(Places.of_pages([])) == len(host_slots([])) == 0
+    assert held_run([]) == len(Places.of_pages([])) == len(host_slots([])) == 0
     stack.close()
