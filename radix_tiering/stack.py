@@ -38,10 +38,10 @@ from .way.checking import Checkers
 from .way.down import Intake, Mover
 from .way.filling import Filling, Stage
 from .way.observing import page_facts, take_snapshot
-from .way.page_reads import PageReads
 from .way.parts import AnswerBatch, Parts
 from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from .way.sending import Sender
+from .way.source_turns import SourceTurns
 from .way.up import Restorer
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class TierStack:
             verify=verify,
             checkers=Checkers(host, unit, check_threads if verify else 0, runner),
             planner=self.planner,
-            reads=PageReads(self.planner, self.costs, self.clock, tiers, by_age=restoring.loads == "by-age"),
+            turns=SourceTurns(self.planner, self.costs, self.clock, tiers, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,
             landing=landing,
         )
@@ -179,7 +179,7 @@ class TierStack:
             name: Parts(
                 self.table,
                 mover,
-                self.restorer.page_reads,
+                self.restorer.reads,
                 answers[name],
                 runner=runner,
                 start=self.errands.start,
@@ -212,7 +212,7 @@ class TierStack:
         return [mover for mover in self.movers.values() if mover.copies.durable]
 
     def _stored(self, pages: Sequence[Page]) -> None:
-        self.restorer.page_reads.learn(pages)
+        self.restorer.reads.learn(pages)
 
     # ---- up ----
 

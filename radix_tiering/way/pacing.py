@@ -13,8 +13,8 @@ from ..restore.flight import Step, Unit
 from ..restore.planner import HERE, Decision, Owed, Planner
 from ..table.tier_copies import HOST
 from .draining import Draining
-from .page_reads import PageReads
 from .request_restore import Held, Readiness, Restore, RestoreState
+from .source_turns import SourceTurns
 
 #: A waiting request is planned for anew after so long, seconds.
 REPLAN_SECONDS = 0.01
@@ -32,7 +32,7 @@ class Pacing:
     def __init__(
         self,
         planner: Planner,
-        reads: PageReads,
+        turns: SourceTurns,
         draining: Draining,
         events: EventLog,
         clock: Callable[[], float],
@@ -48,7 +48,7 @@ class Pacing:
         self.behind = behind  # may be changed at any time
         self.late = 0  # restores that fell behind
         self._planner = planner
-        self._reads = reads
+        self._turns = turns
         self._draining = draining
         self._events = events
         self._clock = clock
@@ -74,7 +74,7 @@ class Pacing:
             for tier, run in self.to_land(restore):  # taken from host memory after all where anything goes wrong
                 restore.come_from(tier, run, Unit.ABSENT)
                 restore.also_here.update(run)
-        owed = self._reads.owed_seconds(restore)
+        owed = self._turns.owed_seconds(restore)
         decision = self._decide(restore, owed)
         if restore.also_here and not decision.drains:
             restore.take_what_is_here()
@@ -89,7 +89,7 @@ class Pacing:
         restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
         flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island(decision))
         # From now on: the request will be admitted as soon as there is room.
-        self._reads.batch.set_computing(restore, decision.compute)
+        self._turns.batch.set_computing(restore, decision.compute)
         return instead is not None
 
     def _expect(self, restore: Restore, decision: Decision, owed: float, now: float) -> None:
@@ -120,7 +120,7 @@ class Pacing:
         restore.priced = True
         front = restore.flight.step(1).jump
         sources = restore.flight.whereabouts(front, HERE)
-        owed = self._reads.owed_seconds(restore)
+        owed = self._turns.owed_seconds(restore)
         start = len(restore.prefix_keys) + front
         decision = self._planner.recomputes(start, sources, restore.behind, owed, restore.beside)
         if decision is not None:
@@ -198,7 +198,7 @@ class Pacing:
             else:
                 return True
             restore.flight.steer(0, self._planner.island(decision))
-            self._reads.batch.set_computing(restore, True)
+            self._turns.batch.set_computing(restore, True)
         if self.by_layers(restore):
             return False
         restore.flight.reserve(0)  # whoever asks again has not taken the last step
@@ -234,7 +234,7 @@ class Pacing:
 
     def next_step(self, restore: Restore) -> Step:
         free_in = max(0.0, restore.busy_until - self._clock())
-        flight, batch, most = restore.flight, self._reads.batch, self._planner.most(restore.decision)
+        flight, batch, most = restore.flight, self._turns.batch, self._planner.most(restore.decision)
         if restore.drains and not restore.computing:
             return Step(flight.front, flight.front + self._begins_draining(restore))
         step = batch.next_step(restore, most, free_in) if restore in batch else flight.step(most)
@@ -256,13 +256,13 @@ class Pacing:
         if held is None:
             restore.story.holds(now)
             waits_since = now if restore.waits_since is None else restore.waits_since
-            patience = self._patience(self._reads.left_seconds(restore), self._most_patience(restore))
+            patience = self._patience(self._turns.left_seconds(restore), self._most_patience(restore))
             most = min(self._deadline_seconds(), restore.patience + SLACK_SECONDS)
             held = Held(now, arrived, min(now + patience, waits_since + most))
         elif held.arrived != arrived:
             held = held._replace(since=now, arrived=arrived)
         restore.held = held
-        return now > held.until or now - held.since > self._patience(self._reads.expected_seconds(restore))
+        return now > held.until or now - held.since > self._patience(self._turns.expected_seconds(restore))
 
     def _patience(self, expected: float | None, most: float = math.inf) -> float:
         """Seconds for which to wait for what is expected to take so long, and is not worth more than `most`."""

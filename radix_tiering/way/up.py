@@ -5,7 +5,7 @@
 2. `_start`, on a thread of its own, or at once where that takes a moment (`_start_here`): the chain is claimed page by
    page as far as it is held, and pinned; a tier of hints is asked for the rest (`_ask`), and what it finds is entered
    and claimed (`_found`); a decision is made by what loading and computing cost (`Pacing`); each source is given what
-   to read (`PageReads`, `Reads`); and what was in host memory is verified.
+   to read (`SourceTurns`, `Reads`); and what was in host memory is verified.
 3. `_read`: pages have come up, verified, or will not come. The next are read.
 4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
    meanwhile: then `step` says how far, and `take` hears what it has taken.
@@ -41,9 +41,9 @@ from .checking import Checkers
 from .down import Mover
 from .draining import Draining
 from .pacing import Pacing
-from .page_reads import NearestCopy, PageReads, Waiter
 from .reads import DROPPED, Reads, WaitOver
 from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
+from .source_turns import NearestCopy, SourceTurns, Waiter
 from .verifying import Looked, Verifier
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
@@ -73,7 +73,7 @@ class Restorer:
         verify: bool | Literal["beside"],
         checkers: Checkers,
         planner: Planner,
-        reads: PageReads,
+        turns: SourceTurns,
         behind: float,
         landing: LandingSlots | None = None,
     ) -> None:
@@ -88,17 +88,17 @@ class Restorer:
         self._clock = clock = runner.monotonic
         self._page_tokens = host.geometry.tokens
         self._deadline_seconds = deadline_seconds
-        self._reads = reads
+        self._turns = turns
         self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
         self._here = 0  # pages of restores that were started where they were asked for, since the worker's last turn
         self._deferred: dict[Restore, None] = {}  # that nobody asks for yet, in order
         #: What brings single pages up.
-        self.page_reads: Reads[Waiter] = Reads(
+        self.reads: Reads[Waiter] = Reads(
             table, host, tiers, events=events, clock=clock, settled=self._read, landing=landing
         )
-        reads.reads = self.page_reads
-        self._draining = reads.draining = Draining(table, tiers, landing)
-        reads.changed = self._finish_if_settled
+        turns.reads = self.reads
+        self._draining = turns.draining = Draining(table, tiers, landing)
+        turns.changed = self._finish_if_settled
         self._movers = movers
         #: Knows of pages that the table does not.
         self._finder = tiers[table.hints - 1] if table.hints else None
@@ -107,7 +107,7 @@ class Restorer:
         self.verifier = Verifier(table, host, checkers, events, runner, beside=verify == "beside")
         self._pacing = Pacing(
             planner,
-            reads,
+            turns,
             self._draining,
             events,
             clock,
@@ -239,18 +239,18 @@ class Restorer:
             restore.complete = True
             if restore.state is RestoreState.RUNNING:
                 self._counts["restores_started"] += not restore.found_nothing
-                self._reads.add(restore)
+                self._turns.add(restore)
                 if self._pacing.plan(restore):
                     self._end(restore, "split")
                     self._let_go(restore, 0)
                     self._finish(restore, 0)
-                self._reads.pump()
+                self._turns.pump()
         with self._table.lock:
             self._verify_resident(restore)
             self._finish_if_settled(restore)
 
     def _may_start_early(self, pages: int) -> bool:
-        if len(self._reads.batch) >= MOST_EARLY:
+        if len(self._turns.batch) >= MOST_EARLY:
             return False
         kept = self._table.operator_pins.kept_pages
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
@@ -258,7 +258,7 @@ class Restorer:
     def _claim(self, restore: Restore, now: int, *, offers: bool = True) -> None:
         """Pin the chain as far as it is held."""
         with self._table.lock:
-            nearest = self._reads.nearest()
+            nearest = self._turns.nearest()
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
             batch = restore.keys[start : start + PAGES_PER_HOLD]
             with self._table.lock:
@@ -275,7 +275,7 @@ class Restorer:
         resident = self._table.resident_run(pages)
         self._claim_resident(restore, pages[:resident])
         beneath = resident
-        if len(self._names) == HOST + 2 and not self.page_reads.lands:
+        if len(self._names) == HOST + 2 and not self.reads.lands:
             beneath += self._table.beneath_run(pages[resident:])
             self._claim_beneath(restore, pages[resident:beneath])
         others = pages[beneath:]
@@ -336,7 +336,7 @@ class Restorer:
                 with self._table.lock:
                     if restore.state is not RestoreState.RUNNING or self._table.serving != chain.namespace:
                         return
-                    held, nearest = len(restore.claimed), self._reads.nearest()
+                    held, nearest = len(restore.claimed), self._turns.nearest()
                     with self._held(restore, now):
                         for at, place in enumerate(places[start : start + PAGES_PER_HOLD], start):
                             depth, length = chain.depth + at + 1, self._host.geometry.page_bytes
@@ -374,7 +374,7 @@ class Restorer:
             # What a page lands from is the nearest tier that has it; once it has left there, nobody knows.
             below = range(HOST + 1, len(self._table.of))
             source, under_way, there = next(filter(page.whole_in, below), below[-1]), True, True
-        elif (joined := self.page_reads.join(page, (restore, unit, None))) is not None:
+        elif (joined := self.reads.join(page, (restore, unit, None))) is not None:
             source, under_way = joined, True
         elif page.saved:
             source, under_way = nearest.choose(page), False
@@ -474,7 +474,7 @@ class Restorer:
             if not failure:
                 restore.story.arrived(self._names[source], now)
         for tier, nbytes in asked_of.items():
-            self._reads.answered(self._names[tier], nbytes)
+            self._turns.answered(self._names[tier], nbytes)
         for (restore, unit, _), source, failure in told:
             self._settle(restore, unit, source, failure)
         for restore in restores:
@@ -482,8 +482,8 @@ class Restorer:
 
     def pump(self) -> None:
         """Account for pages that have been read; read what there is room for. Lock held, when a tier has answered."""
-        self.page_reads.settle()
-        self._reads.pump()
+        self.reads.settle()
+        self._turns.pump()
 
     def _settle(self, restore: Restore, unit: int, source: int, failure: str) -> None:
         if not failure:
@@ -509,7 +509,7 @@ class Restorer:
         compute what is missing between them."""
         if not restore.complete:  # its time was up before its chain was claimed
             restore.story.found(restore.by_source())
-        self._reads.remove(restore)
+        self._turns.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
             self._let_go(restore, usable)
         restore.settle(usable)
@@ -602,7 +602,7 @@ class Restorer:
             step = self._pacing.next_step(restore)
             flight.abandon_loading(step.jump, step.end)
             flight.reserve(step.end)
-            self._reads.pump()
+            self._turns.pump()
             return step
 
     def wait_for_nothing(self, restore: Restore, front: int) -> None:
@@ -622,14 +622,14 @@ class Restorer:
                 self._pacing.goes_on(restore)  # else it waits on, and for no longer because pages come one by one
             self._pacing.launched(restore, step)
             restore.story.computed(step.jump, step.end)
-            self._reads.batch.set_computing(restore, True)
-            self._reads.pump()
+            self._turns.batch.set_computing(restore, True)
+            self._turns.pump()
 
     def split(self, restore: Restore) -> None:
         """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is
         released."""
         with self._table.lock:
-            self._reads.remove(restore)
+            self._turns.remove(restore)
             restore.story.taken(self._clock())
             if restore.state is RestoreState.RUNNING:
                 self._end(restore, "split")
@@ -639,7 +639,7 @@ class Restorer:
         """Its pages are not taken as they land, whatever was decided: it waits for them, or computes some."""
         with self._table.lock:
             self._pacing.not_draining(restore)
-            self._reads.pump()
+            self._turns.pump()
 
     def copied_first(self, restore: Restore, front: int) -> None:
         """The device, which has the first `front` pages, is to have all of it before a forward that needs it begins."""
@@ -674,8 +674,8 @@ class Restorer:
                 resident = self._resident(restore, front, end)
                 restore.unchecked = self.verifier.look_at(restore, resident, partial(self._checked_for_layers, restore))
             # Its pages are of use together only, so none is left out for being computed sooner.
-            self._reads.batch.set_computing(restore, False)
-            self._reads.pump()
+            self._turns.batch.set_computing(restore, False)
+            self._turns.pump()
 
     def _checked_for_layers(self, restore: Restore, looked: Looked) -> None:
         with self._table.lock:
@@ -694,7 +694,7 @@ class Restorer:
             if restore.flight.arrived_all(front, end):
                 return not any(page.dropped for page in restore.claimed[front:end]) or None
             if restore.flight.to_compute(front, end):
-                self._reads.remove(restore)
+                self._turns.remove(restore)
                 return None
             return False
 
@@ -745,7 +745,7 @@ class Restorer:
                     return
                 self._draining.copied(restore, start, min(PAGES_PER_HOLD, first + pages - start))
         with self._table.lock:
-            self._reads.pump()
+            self._turns.pump()
 
     def count_load(
         self, restore: Restore, first: int, pages: int, seconds: float | None, *, failed: bool, landed: int = 0
@@ -775,9 +775,9 @@ class Restorer:
         with self._table.lock:
             if restore.state is RestoreState.RELEASED:
                 return
-            self._reads.ended(restore)
+            self._turns.ended(restore)
             self._pacing.goes_on(restore)
-            self._reads.remove(restore)
+            self._turns.remove(restore)
             self._deferred.pop(restore, None)
             if restore.under_way:
                 self._end(restore, "completed" if restore.all_there else "cancelled")
@@ -789,9 +789,9 @@ class Restorer:
         """Unpin, then go on with the restores that were put off for want of room."""
         self._unpin(claimed)
         self._start_deferred()
-        if self.page_reads.lands:
+        if self.reads.lands:
             with self._table.lock:
-                self._reads.pump()  # somebody may wait for room in landing memory
+                self._turns.pump()  # somebody may wait for room in landing memory
 
     def _unpin(self, claimed: Sequence[Page]) -> None:
         for start in range(0, len(claimed), PAGES_PER_HOLD):
@@ -827,7 +827,7 @@ class Restorer:
 
     def serve(self, *, by_age: bool) -> None:
         """Whom sources load for first from now on: the oldest, or who has most recomputation left."""
-        self._reads.batch.by_age = by_age
+        self._turns.batch.by_age = by_age
 
     def change_deadline(self, seconds: float) -> None:
         """How long those who begin to wait from now on will wait."""

@@ -34,7 +34,7 @@ class Queue:
 
     @property
     def together(self) -> int:
-        return len(self.stack.restorer._reads.batch)
+        return len(self.stack.restorer._turns.batch)
 
     def begin(self) -> list[Restore]:
         return [self.stack.restore(keys) for keys in self.chains]

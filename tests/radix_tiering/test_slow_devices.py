@@ -61,7 +61,7 @@ class Rig:
         compute = ComputeCost(fixed_seconds=0.0, token_seconds=page_seconds / GEOMETRY.tokens, pair_seconds=0.0)
         ssd_cost = SourceCost(latency_seconds=0.0, bytes_per_second=DEVICES * RATE)
         self.costs = LiveCosts(CostModel(compute=compute, sources={"ssd": ssd_cost}))
-        self.stack.planner.costs = self.stack.restorer._reads._costs = self.costs
+        self.stack.planner.costs = self.stack.restorer._turns._costs = self.costs
 
     def write(self) -> None:
         offered = self.stack.intake.begin(self.keys, ROOT_KEY, 1)

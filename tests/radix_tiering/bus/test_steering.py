@@ -396,7 +396,7 @@ def test_how_prefixes_come_back_can_be_changed() -> None:
     assert obey(stack, SetPolicy(field="restore.behind", value=4)) == "restore.behind: 3.0 -> 4.0"
     assert stack.restorer.behind == 4
     assert obey(stack, SetPolicy(field="restore.loads", value="by-age")) == "restore.loads: by-need -> by-age"
-    assert stack.restorer._reads.batch.by_age
+    assert stack.restorer._turns.batch.by_age
     assert "restore.strategy: 'guess' is not one of" in refusal(
         stack, SetPolicy(field="restore.strategy", value="guess")
     )

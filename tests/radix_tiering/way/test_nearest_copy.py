@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.tier_copies import HOST, Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.page_reads import NearestCopy
+from swift_tiers.radix_tiering.way.source_turns import NearestCopy
 
 from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, placement_of, put, settle
 

@@ -40,7 +40,7 @@ def restoring(
     )
     stack.planner.costs = model
     if follows:
-        stack.planner.costs = stack.restorer._reads._costs = LiveCosts(model)
+        stack.planner.costs = stack.restorer._turns._costs = LiveCosts(model)
     link = Link(stack)
     restore = stack.restore(keys, can_compute=True)
     stack.restorer.flush()
@@ -222,7 +222,7 @@ def test_computing_that_slows_loading_down_is_given_up_until_it_is_tried_again()
         sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=nbytes)},
     )
     costs = LiveCosts(model)
-    stack.planner.costs = stack.restorer._reads._costs = costs
+    stack.planner.costs = stack.restorer._turns._costs = costs
     strategies = []
     for _ in range(40):
         # As if costs alone were measured in between: only what both take together is learned.

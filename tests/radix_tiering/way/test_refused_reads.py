@@ -51,7 +51,7 @@ def nothing_is_kept(stack) -> None:
     stack.restorer.flush()
     with stack.table.lock:
         assert [page for page in stack.table.listed() if page.pins] == []
-        reads = stack.restorer.page_reads
+        reads = stack.restorer.reads
         assert (reads._waiting, reads._on_its_way, reads._saving) == ({}, {}, {})
 
 
@@ -121,7 +121,7 @@ def test_a_page_whose_landing_raises_what_nobody_expects_is_not_pinned(monkeypat
     keys = leave_with_peers(stack, peer, chain(*"abc"))
     lands_again = refuse(monkeypatch, peer, "land", KeyError)
     with stack.table.lock, pytest.raises(KeyError):
-        stack.restorer.page_reads._land(stack.table.find(stack.digest, keys[0]), HOST + 1)
+        stack.restorer.reads._land(stack.table.find(stack.digest, keys[0]), HOST + 1)
     nothing_is_kept(stack)
     lands_again()
     assert get(stack, keys) == 3
@@ -134,6 +134,6 @@ def test_a_page_whose_learning_raises_what_nobody_expects_is_not_pinned(monkeypa
     monkeypatch.setattr(stack.tiers["attic"], "lands_by_digest", True, raising=False)
     refuse(monkeypatch, stack.tiers["attic"], "learn", KeyError)
     with stack.table.lock, pytest.raises(KeyError):
-        stack.restorer.page_reads.learn([page for page in stack.table.listed() if page.resident])
+        stack.restorer.reads.learn([page for page in stack.table.listed() if page.resident])
     nothing_is_kept(stack)
     check(stack)

@@ -121,7 +121,7 @@ class NearestCopy:
         return self._tiers[at].paced_seconds(lane, self._in_lane[at, lane] + 1)
 
 
-class PageReads:
+class SourceTurns:
     """Used under the page table's lock."""
 
     def __init__(
