@@ -116,13 +116,13 @@ class Planner:
         self,
         start: int,
         sources: Sequence[str | None],
-        behind: int = 0,
+        tokens_behind: int = 0,
         *,
         beyond: int = 0,
         owed: Owed = NOTHING_OWED,
     ) -> Decision:
         """What to do for pages `[start, start + len(sources))` of a prompt; `sources[i]` is None for a page that has to
-        be computed, `HERE` for one that can be copied at once. `behind`: tokens of the prompt that follow them.
+        be computed, `HERE` for one that can be copied at once. `tokens_behind`: tokens of the prompt that follow them.
         `beyond`: so many of them come through host memory unless they wait until landing memory is drained. `owed`:
         what sources bring to others first."""
         missing = len(sources) - sources.count(HERE)
@@ -138,7 +138,7 @@ class Planner:
         costs = self._model(sources, owed)
         if isinstance(costs, str):
             return Decision(False, True, len(sources), None, f"what {costs} costs is not known yet")
-        prefix = self._prefix(start, sources, behind)
+        prefix = self._prefix(start, sources, tokens_behind)
         plan = plan_restore(
             prefix, costs, chunk_tokens=self.chunk * self._page_tokens, forward_tokens=self.forward_tokens
         )
@@ -161,7 +161,7 @@ class Planner:
         self,
         start: int,
         sources: Sequence[str | None],
-        behind: int = 0,
+        tokens_behind: int = 0,
         owed: Owed = NOTHING_OWED,
         beside: int = 0,
     ) -> Decision | None:
@@ -174,18 +174,20 @@ class Planner:
         costs = self._model(sources, owed)
         if isinstance(costs, str):
             return None
-        prefix = self._prefix(start, sources, behind)
+        prefix = self._prefix(start, sources, tokens_behind)
         at_worst = CostModel(compute=worst, sources=costs.sources)
-        longest = self.forward_tokens or prefix.tokens + behind
+        longest = self.forward_tokens or prefix.tokens + tokens_behind
         recomputed, *loaded = pure_plans(prefix, at_worst, longest)
         if beside and beside < len(sources):
-            recomputed = plan_recompute(self._prefix(start, sources[:-beside], behind), at_worst, longest)
+            recomputed = plan_recompute(self._prefix(start, sources[:-beside], tokens_behind), at_worst, longest)
         if not loaded or recomputed.first_token_seconds >= loaded[0].first_token_seconds:
             return None
         why = f"recomputing takes {_ms(recomputed.seconds)}, loading {_ms(loaded[0].seconds)}; it is not done in part"
         return Decision(True, False, 0, recomputed, why)
 
-    def recomputes_what_is_here(self, start: int, pages: int, behind: int = 0, beside: int = 0) -> Decision | None:
+    def recomputes_what_is_here(
+        self, start: int, pages: int, tokens_behind: int = 0, beside: int = 0
+    ) -> Decision | None:
         """Likewise, of pages that are all in host memory. None: copy them, as nearly always: they are copied beside the
         forward over the tokens behind them."""
         each, worst = self.here_seconds(), self.costs.compute_at_worst
@@ -194,11 +196,11 @@ class Planner:
         computed = max(1, pages - beside)
         first, end = start * self._page_tokens, (start + computed) * self._page_tokens
         copying = self.latency_seconds(HERE) + pages * each
-        longest = self.forward_tokens or end + behind - first
-        forwards = forwards_behind(end + behind - first, 0, longest)
-        if worst.in_forwards(first, end + behind, forwards) >= copying:
+        longest = self.forward_tokens or end + tokens_behind - first
+        forwards = forwards_behind(end + tokens_behind - first, 0, longest)
+        if worst.in_forwards(first, end + tokens_behind, forwards) >= copying:
             return None
-        prefix, known = self._prefix(start, [HERE] * computed, behind), self.costs.compute
+        prefix, known = self._prefix(start, [HERE] * computed, tokens_behind), self.costs.compute
         assert known is not None, "known where the worst is"
         plan = plan_recompute(prefix, CostModel(compute=known, sources={}), longest)
         why = f"recomputing takes {_ms(plan.seconds)}, copying from host memory {_ms(copying)}"
@@ -215,16 +217,16 @@ class Planner:
             first, first + tokens, forwards_behind(tokens, 0, self.forward_tokens or tokens)
         )
 
-    def lands_sooner(self, pages: int, source: str, start: int, behind: int) -> bool:
+    def lands_sooner(self, pages: int, source: str, start: int, tokens_behind: int) -> bool:
         """Whether so many pages behind page `start` of a prompt, which host memory has, come sooner by landing from
         `source` while landing memory is drained: that takes one forward more, while what is copied from host memory is
-        copied beside the forward that needs it. `behind`: tokens of the prompt that follow them."""
+        copied beside the forward that needs it. `tokens_behind`: tokens of the prompt that follow them."""
         here, there, one_page = self.here_seconds(), self.page_seconds(source), self._one_page(start)
         cost = self.costs.compute
         if here is None or there is None or one_page is None or cost is None or self.choice not in ("auto", "load"):
             return False
         first = (start + pages) * self._page_tokens
-        forward = cost.seconds(first, first + behind)
+        forward = cost.seconds(first, first + tokens_behind)
         return pages * there + one_page + forward < max(pages * here, forward)
 
     def copied_first(self, start: int, pages: int) -> bool:
@@ -289,15 +291,15 @@ class Planner:
         decision: Decision,
         start: int,
         sources: Sequence[str | None],
-        behind: int,
+        tokens_behind: int,
         refused: str,
         owed: Owed = NOTHING_OWED,
     ) -> Decision:
         """`decision`, or one for layer-wise restoration where that is wanted, or faster by what it costs.
 
         `sources` are as for `decide`, but of all pages that the device lacks: those that can be copied at once are
-        computed, too. `behind`: tokens of the prompt that follow them. `refused`: why these cannot be restored so;
-        empty if they can.
+        computed, too. `tokens_behind`: tokens of the prompt that follow them. `refused`: why these cannot be restored
+        so; empty if they can.
         """
         if self.choice not in ("auto", "layer-wise") or not sources:
             return decision
@@ -319,7 +321,7 @@ class Planner:
         costs = self._model(sources, owed, copied_later=True)
         if isinstance(costs, str):
             return decision
-        prefix = self._prefix(start, sources, max(behind, 1))
+        prefix = self._prefix(start, sources, max(tokens_behind, 1))
         plan = plan_layers(prefix, costs, copying)
         forward = plan.behind_seconds
         other = decision.plan.first_token_seconds if decision.plan is not None else 0.0
@@ -344,18 +346,18 @@ class Planner:
             cost.fixed_seconds * max(0, math.ceil((end - first) / longest()) - 1) + one(first, end)
         )
 
-    def forward(self, start: int, behind: int = 0) -> Forward | None:
-        """What one forward over pages behind page `start` of a prompt takes; None if unknown. `behind`: tokens of the
-        prompt that follow the last of these pages."""
+    def forward(self, start: int, tokens_behind: int = 0) -> Forward | None:
+        """What one forward over pages behind page `start` of a prompt takes; None if unknown. `tokens_behind`: tokens of
+        the prompt that follow the last of these pages."""
         cost, worst = self.costs.compute, self.costs.compute_at_worst
         if cost is None or worst is None:
             return None
 
         def joined(pages: int) -> float:
-            longest = self.forward_tokens or pages * self._page_tokens + behind
+            longest = self.forward_tokens or pages * self._page_tokens + tokens_behind
             end = start * self._page_tokens  # or further back, which makes both dearer alike
             apart, beside = (
-                cost.in_forwards(end, end + behind, forwards_behind(behind, room, longest))
+                cost.in_forwards(end, end + tokens_behind, forwards_behind(tokens_behind, room, longest))
                 for room in (0, longest - pages * self._page_tokens)
             )
             return apart - beside
@@ -392,13 +394,13 @@ class Planner:
         each = cost.token_seconds * self._page_tokens
         return max(1, min(self.most(decision), math.ceil(cost.fixed_seconds / each))) if each > 0 else 1
 
-    def _prefix(self, start: int, sources: Sequence[str | None], behind: int) -> Prefix:
+    def _prefix(self, start: int, sources: Sequence[str | None], tokens_behind: int) -> Prefix:
         return Prefix(
             start=start * self._page_tokens,
             runs=tuple(Run(len(list(group)) * self._page_tokens, source) for source, group in groupby(sources)),
             token_bytes=self._page_bytes // self._page_tokens,
             layers=self._layers,
-            behind=behind,
+            behind=tokens_behind,
             page_tokens=self._page_tokens,
         )
 

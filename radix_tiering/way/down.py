@@ -103,19 +103,19 @@ class Intake:
         depth: int,
         now: int | None = None,
         namespace: bytes | None = None,
-        behind: int = 0,
+        offered_behind: int = 0,
     ) -> Put:
         """Take slots for the pages of a chain that are not held yet.
 
         `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
         `depth` (from 1). The caller fills the slots, then calls `commit` or `abort`; until then the pages are
         invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
-        behind them, `behind` of which are offered only if none of these is refused; and all of them where they are of
-        another `namespace` (its digest) than the one served now.
+        behind them, `offered_behind` of which are offered only if none of these is refused; and all of them where they are
+        of another `namespace` (its digest) than the one served now.
         """
         with self._table.lock:
             if namespace is not None and namespace != self._table.serving:
-                self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys) + behind)
+                self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys) + offered_behind)
                 return Put([], [], [], len(keys))
             now = self._table.tick() if now is None else now
             anchor = self._table.settled(self._table.serving, parent)
@@ -124,12 +124,12 @@ class Intake:
                 # Nothing may evict the prefix between here and the first child's entry.
                 self._table.pin(anchor)
             try:
-                return self._take_in(keys, parent, anchor, now, behind)
+                return self._take_in(keys, parent, anchor, now, offered_behind)
             finally:
                 if anchor is not None:
                     self._table.unpin(anchor)
 
-    def _take_in(self, keys: Sequence[bytes], parent: bytes, anchor: Page | None, now: int, behind: int) -> Put:
+    def _take_in(self, keys: Sequence[bytes], parent: bytes, anchor: Page | None, now: int, offered_behind: int) -> Put:
         """Of `keys`, which follow `anchor`, or nothing where `parent` says so, those that are not held."""
         held = self._table.settled_chain(self._table.serving, keys)
         self._table.refresh_all(held, now)
@@ -138,7 +138,7 @@ class Intake:
             return Put(pages, indices, [page.slot for page in pages], 0)
         before = held[-1] if held else anchor
         if before is None and parent != ROOT_KEY:
-            self._table.of[HOST].counters.refuse("prefix not held", len(keys) + behind)
+            self._table.of[HOST].counters.refuse("prefix not held", len(keys) + offered_behind)
             return Put([], [], [], len(keys))
         known = len(pages)
         for start in range(len(held), len(keys), BATCH):
@@ -154,7 +154,7 @@ class Intake:
             before = pages[-1]
         end = len(held) + len(pages) - known
         if end < len(keys):
-            self._table.of[HOST].counters.refuse("full", len(keys) - end + behind)
+            self._table.of[HOST].counters.refuse("full", len(keys) - end + offered_behind)
         indices += range(len(held), end)
         return Put(pages, indices, [page.slot for page in pages], len(keys) - end)
 

@@ -122,7 +122,7 @@ class Pacing:
         sources = restore.flight.whereabouts(front, HERE)
         owed = self._turns.owed_seconds(restore)
         start = len(restore.prefix_keys) + front
-        decision = self._planner.recomputes(start, sources, restore.behind, owed, restore.beside)
+        decision = self._planner.recomputes(start, sources, restore.tokens_behind, owed, restore.beside)
         if decision is not None:
             restore.story.decided(decision, front)
         elif restore.asked is not None:
@@ -135,7 +135,7 @@ class Pacing:
         if front == pages or restore.sources.count(HOST) < pages:
             return None
         start = len(restore.prefix_keys) + front
-        decision = self._planner.recomputes_what_is_here(start, pages - front, restore.behind, restore.beside)
+        decision = self._planner.recomputes_what_is_here(start, pages - front, restore.tokens_behind, restore.beside)
         if decision is None:
             return None
         self._not_copied += 1
@@ -143,7 +143,7 @@ class Pacing:
 
     def _decide(self, restore: Restore, owed: Owed) -> Decision:
         flight, prefix = restore.flight, len(restore.prefix_keys)
-        front, behind = flight.step(1).jump, restore.behind
+        front, behind = flight.step(1).jump, restore.tokens_behind
         beyond = self._draining.beyond(restore) if restore.may_drain else 0
         decision = self._planner.decide(
             prefix + front, flight.whereabouts(front, HERE), behind, beyond=beyond, owed=owed
@@ -160,7 +160,7 @@ class Pacing:
         found, start = list[tuple[int, range]](), len(restore.prefix_keys)
         for tier, runs in self._draining.also_here(restore).items():
             pages = sum(map(len, runs))
-            if self._planner.lands_sooner(pages, restore.tiers[tier], start, restore.behind):
+            if self._planner.lands_sooner(pages, restore.tiers[tier], start, restore.tokens_behind):
                 found += [(tier, run) for run in runs]
         return found
 

@@ -225,7 +225,7 @@ class Restore:
         return len(self.prefix_keys) + len(self.keys)
 
     @property
-    def behind(self) -> int:
+    def tokens_behind(self) -> int:
         """Tokens of its request that follow what was claimed, as far as known: whole pages, and the last token."""
         return (self.wanted + self.beside - len(self.flight)) * self.story.page_tokens + 1
 

@@ -154,7 +154,7 @@ class SourceTurns:
             restore.flight,
             self._planner.compute_seconds(len(restore.prefix_keys), lambda: self._planner.most(restore.decision)),
             self._planner.page_seconds,
-            self._planner.forward(len(restore.prefix_keys), restore.behind),
+            self._planner.forward(len(restore.prefix_keys), restore.tokens_behind),
             self._planner.latency_seconds,
             lambda source: self._tiers[self._numbers[source] - HOST - 1].granule if source in self._numbers else 1,
             len(restore.prefix_keys),

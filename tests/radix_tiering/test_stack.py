@@ -68,7 +68,7 @@ def test_a_page_whose_prefix_is_not_held_is_refused():
 def test_pages_that_are_refused_are_counted_with_those_behind_them():
     stack = make_stack(8)
     keys = chain(*range(64))
-    offered = stack.intake.begin(keys, ROOT_KEY, 1, behind=100)
+    offered = stack.intake.begin(keys, ROOT_KEY, 1, offered_behind=100)
     assert offered.refused == 56
     assert stack.snapshot().tiers["host"].refusals == {"full": 156}
     stack.intake.abort(offered)
