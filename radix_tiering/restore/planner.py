@@ -347,8 +347,8 @@ class Planner:
         )
 
     def forward(self, start: int, tokens_behind: int = 0) -> Forward | None:
-        """What one forward over pages behind page `start` of a prompt takes; None if unknown. `tokens_behind`: tokens of
-        the prompt that follow the last of these pages."""
+        """What one forward over pages behind page `start` of a prompt takes; None if unknown. `tokens_behind`: tokens
+        of the prompt that follow the last of these pages."""
         cost, worst = self.costs.compute, self.costs.compute_at_worst
         if cost is None or worst is None:
             return None

@@ -70,7 +70,7 @@ class Checkers:
     def _computed(self, slots: Sequence[int]) -> list[bytes]:
         return self._host.checksums(slots, self._checksum_unit)
 
-    def flush(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until nothing is left to be answered."""
         with self._idle:
             self._idle.wait_for(lambda: not self._unanswered)

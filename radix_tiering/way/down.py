@@ -110,8 +110,8 @@ class Intake:
         `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
         `depth` (from 1). The caller fills the slots, then calls `commit` or `abort`; until then the pages are
         invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
-        behind them, `offered_behind` of which are offered only if none of these is refused; and all of them where they are
-        of another `namespace` (its digest) than the one served now.
+        behind them, `offered_behind` of which are offered only if none of these is refused; and all of them where they
+        are of another `namespace` (its digest) than the one served now.
         """
         with self._table.lock:
             if namespace is not None and namespace != self._table.serving:

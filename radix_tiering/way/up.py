@@ -836,12 +836,12 @@ class Restorer:
     def snapshot(self) -> RestoreSnapshot:
         return RestoreSnapshot(**{**self._counts, "restores_late": self._pacing.late})
 
-    def flush(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until every job queued so far has run, and the pages have been verified that it found in host memory."""
         done = self._runner.flag()
         self._jobs.put(done.set)
         done.wait()
-        self.verifier.checkers.flush()
+        self.verifier.checkers.wait_idle()
 
     def close(self, timeout: float | None = None) -> None:
         """Finish queued jobs and end the worker; one that has not ended after `timeout` seconds is left to itself, and

@@ -49,7 +49,7 @@ def with_attic(host_pages: int = 4, pages: int = 32, *, ssd: bool = False, lent:
 
 
 def quiet(stack) -> None:
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     with stack.table.lock:
         assert all(mover.wait_idle(20) for mover in stack.movers.values())
     assert stack.errands.wait_idle(20)
@@ -143,7 +143,7 @@ def test_it_is_asked_after_nearer_tiers_and_before_nothing() -> None:
     restore = settle(stack, stack.restore(keys))
     assert restore.found() == ["peer"] * 3
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     peer.end(lease)
     quiet(stack)
     with stack.table.lock:

@@ -174,7 +174,7 @@ def test_a_device_that_goes_out_hides_its_pages_at_once(in_host: bool) -> None:
             restore = settle(stack, stack.restore(keys))
             assert restore.pages == (PAGES if in_host else alone)
             stack.restorer.release(restore)
-            stack.restorer.flush()
+            stack.restorer.wait_idle()
         assert stack.wait_written(60)
     (told,) = [event.fields["pages"] for event in stack.events.since() if event.kind == "device.pages_lost"]
     assert told == len(lost)
@@ -205,7 +205,7 @@ def test_a_flush_is_complete_when_it_returns_and_ends_in_steps(ssd: bool) -> Non
                 assert restore.pages == pages
                 assert restore.found() == ["ssd"] * pages, "host memory is empty"
                 stack.restorer.release(restore)
-            stack.restorer.flush()
+            stack.restorer.wait_idle()
             assert put(stack, alone) == 5, "what comes in now stays"
         assert get(stack, alone) == 5
     assert stack.wait_written(60)

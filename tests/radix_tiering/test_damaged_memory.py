@@ -72,7 +72,7 @@ def test_what_is_damaged_after_it_came_from_a_store_is_not_written() -> None:
     assert get(stack, keys) == len(keys)
     damage(stack, keys[3])
     stack.restorer.used(keys)  # as a request does of which the device has all: what it uses is offered to ssd
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert stack.wait_written(60)
     stack.flush(memory=True, durable=False)
     get(stack, keys)

@@ -91,7 +91,7 @@ def test_pages_that_a_restore_has_claimed_are_pinned_whatever_follows(memory: Me
     assert asked >= 3
     assert all(page.pins for page in restore.claimed)
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert min(page.pins for page in stack.table.all_pages()) == 0
     assert get(stack, keys) == len(keys)
     check(stack)

@@ -33,7 +33,7 @@ class Promises(RuleBasedStateMachine):
         self.link = Link(self.stack)
         self.can_compute = can_compute
         self.restore = self.stack.restore(self.keys, can_compute=can_compute)
-        self.stack.restorer.flush()
+        self.stack.restorer.wait_idle()
         self.device, self.own, self.ended = 0, None, False
         self.waits_since: float | None = None
         self.readiness = Readiness.WAIT

@@ -81,11 +81,11 @@ class Rig:
         choice, self.stack.planner.choice = self.stack.planner.choice, "load"
         restore = self.stack.restore(self.keys)
         while not self.stack.restorer.poll(restore):
-            self.stack.restorer.flush()
+            self.stack.restorer.wait_idle()
         assert restore.pages == PAGES
         self.stack.planner.choice = choice
         self.stack.restorer.release(restore)
-        self.stack.restorer.flush()
+        self.stack.restorer.wait_idle()
 
     def ask(self) -> int:
         """One request, of a device that computes what does not come sooner; how many pages came."""
@@ -105,7 +105,7 @@ class Rig:
             front = step.end
         restorer.split(restore)
         restorer.release(restore)
-        restorer.flush()
+        restorer.wait_idle()
         self.runner.sleep(1.0)  # what is under way comes, and is told to the costs
         return (self.stack.snapshot().tiers["ssd"].bytes_read - before) // GEOMETRY.page_bytes
 

@@ -147,7 +147,7 @@ def test_pinned_pages_are_never_evicted():
     for key, slot in zip(keys, restore.slots, strict=True):
         assert (stack.host.page(int(slot)) == content(key)).all()
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert put(stack, chain(*"xyz")) == 3
     check(stack)
 
@@ -341,7 +341,7 @@ def test_requests_that_cannot_be_admitted_pin_no_more_than_half_of_host_memory()
     for keys in sequences:
         put(stack, keys)
     restores = [stack.restore(keys) for keys in sequences]
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert [restore.state for restore in restores] == [RestoreState.READY] * 2 + [RestoreState.WAITING] * 2
     assert stack.table.pinned_pages == 4
     # Somebody waits for the last one: it starts at once.
@@ -349,8 +349,8 @@ def test_requests_that_cannot_be_admitted_pin_no_more_than_half_of_host_memory()
     # Pins are given back: the one that was put off starts by itself.
     stack.restorer.release(restores[0])
     stack.restorer.release(restores[1])
-    stack.restorer.flush()
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
+    stack.restorer.wait_idle()
     assert restores[2].state is RestoreState.READY
     for restore in restores:
         stack.restorer.release(restore)
@@ -476,7 +476,7 @@ def test_use_of_the_device_prefix_counts():
     put(stack, cold)
     # The device has all of `hot`: only its use is reported, nothing is moved.
     stack.restorer.release(settle(stack, stack.restore([chain("hot", 1, 2, 3)[3]], prefix_keys=hot)))
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     put(stack, chain("new", 1, 2))
     assert stack.probe(hot) == 3
     assert stack.probe(cold) == 0
@@ -756,7 +756,7 @@ def test_writes_for_which_there_is_no_memory_are_tried_no_more_than_once_until_t
     assert all(device.in_service for device in stack.snapshot().devices)
     array.clear()
     stack.restorer.used(keys)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert stack.wait_written(60)
     assert stack.snapshot().tiers["ssd"].pages == len(keys)
     check(stack)
@@ -792,7 +792,7 @@ def test_many_pages_say_what_each_of_them_says():
     assert held_run(pages) == next(at for at, page in enumerate(pages) if page.dropped) == 3
     assert Places.of_pages(pages).numbers.tolist() == [page.slot for page in pages], "pinned ones stay"
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert [page.gone for page in pages[3:]] == [True] * 3
     assert held_run(pages) == 3
     for function in (host_slots, Places.of_pages):

@@ -115,7 +115,7 @@ def test_links_count_what_went_over_them() -> None:
     written = stack.snapshot().links
     assert (written["host-ssd"].transfers, written["host-ssd"].pages, written["host-ssd"].bytes) == (3, 3, 3 * 4096)
     assert written["ssd-host"].pages == 0
-    stack.restorer.flush()  # pins are given back: pinned pages outlive a flush
+    stack.restorer.wait_idle()  # pins are given back: pinned pages outlive a flush
     stack.flush(memory=True, durable=False)
     assert get(stack, keys) == 3
     read = stack.snapshot().links
@@ -173,7 +173,7 @@ def test_a_page_says_where_it_is() -> None:
     assert held.ssd_placement == placement_of(stack, page) != ()
     assert held.generation == stack.tiers["ssd"].facts(copy_of(stack, page, "ssd"))["generation"] > 0
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     stack.flush(memory=True, durable=False)
     assert stack.page_facts(keys[2]).host_slot is None
     assert stack.page_facts(keys[2]).ssd_placement == held.ssd_placement
@@ -197,7 +197,7 @@ def test_when_a_page_was_used_last() -> None:
     stack.snapshot()
     assert (ago(first[0]), ago(second[0])) == (15, 5)
     stack.restorer.release(settle(stack, stack.restore(first[:1])))
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     stack.snapshot()
     clock.now += 1
     assert (ago(first[0]), ago(first[1]), ago(second[0])) == (1, 16, 6)

@@ -12,7 +12,7 @@ def on_its_way(stack, peer, keys):
     """A restore whose pages have all been asked for, and have not come."""
     restore = stack.restore(keys)
     stack.restorer.poll(restore)  # somebody waits: it is not put off
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert peer.used_slots == len(keys)
     return restore
 
@@ -26,7 +26,7 @@ def test_pages_are_promised_where_they_landed_and_host_memory_stays_empty() -> N
     assert restore.found() == ["peer"] * 3
     assert (stack.host.used_slots, peer.used_slots) == (0, 3)
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert peer.used_slots == 0
     assert get(stack, keys) == 3
     assert stack.snapshot().tiers["peer"].bytes_read == 6 * PAGE
@@ -42,7 +42,7 @@ def test_two_requests_share_what_has_landed() -> None:
     assert list(first.slots) == list(second.slots)
     assert peer.landings == 3
     stack.restorer.release(first)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert peer.used_slots == 3, "the second one still needs them"
     stack.restorer.release(second)
     check(stack)
@@ -105,7 +105,7 @@ def test_nobody_waits_any_more_when_a_page_lands() -> None:
     peer.hold(True)
     restore = on_its_way(stack, peer, keys)
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     peer.hold(False)
     peer.settle()
     assert peer.used_slots == 0

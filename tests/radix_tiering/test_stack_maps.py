@@ -53,7 +53,7 @@ def test_a_slot_of_host_memory_from_being_taken_to_being_free() -> None:
     assert of_pages(stack, keys) == ["pinned", "pinned", "cached"]
     assert obey(stack, Pin(page=keys[2].hex())).startswith("3 pages")
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert of_pages(stack, keys) == ["pinned"] * 3
     assert obey(stack, Unpin(page=keys[2].hex())) == "unpinned"
     assert of_pages(stack, keys) == ["cached"] * 3
@@ -74,7 +74,7 @@ def test_the_slots_of_pages_that_have_left_belong_to_their_request_alone() -> No
     assert [words[slot] for slot in slots] == ["private"] * 2
     assert words.count("free") == 2
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert slot_words(stack, "host") == ["free"] * 4
     check(stack)
 

@@ -29,7 +29,7 @@ def lent(slots: int = 8, host_pages: int = 4, **options):
 
 def quiet(stack, peer) -> None:
     """Wait until nothing is on its way."""
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     peer.settle()  # has it told of every lease
     assert stack.errands.wait_idle(20)
     while stack.movers["peer"].backlog and peer.capacity_bytes:
@@ -61,7 +61,7 @@ def sources(stack, keys) -> list[str]:
     restore = settle(stack, stack.restore(keys))
     found = restore.found()
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     return found
 
 
@@ -139,7 +139,7 @@ def recalled_under(stack, peer, key, keys):
 
     stack.restorer._claim = then_recalled
     restore = stack.restore(keys)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     del stack.restorer._claim
     return restore
 
@@ -218,7 +218,7 @@ def test_a_lease_that_ends_under_a_restore_cuts_it_short() -> None:
     keys = leave_with_peers(stack, peer, chain(*"abcd"))
     peer.hold(True)
     restore = stack.restore(keys)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     peer.end(key)
     peer.hold(False)
     settle(stack, restore)
@@ -247,7 +247,7 @@ def test_two_requests_share_one_read() -> None:
     peer.hold(True)
     before = stack.snapshot().tiers["peer"].bytes_read
     first, second = stack.restore(keys), stack.restore(keys)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     peer.hold(False)
     for restore in (settle(stack, first), settle(stack, second)):
         assert restore.found() == ["peer"] * 3

@@ -305,7 +305,7 @@ class StackMachine(RuleBasedStateMachine):
         self.peer.hold(True)
         restore = self.stack.restore(chain(*path))
         self.stack.restorer.poll(restore)  # somebody waits: it is not put off
-        self.stack.restorer.flush()
+        self.stack.restorer.wait_idle()
         if way == "flush":
             self.flush(host=True, ssd=False)
         elif way == "release":
@@ -340,7 +340,7 @@ class StackMachine(RuleBasedStateMachine):
     @rule()
     def quiet(self):
         """Pins of requests are given back, and with them what was held beyond a limit."""
-        self.stack.restorer.flush()
+        self.stack.restorer.wait_idle()
 
     @rule(device=st.integers(0, 2))
     def lose_device(self, device):

@@ -51,7 +51,7 @@ def test_what_one_server_computed_serves_another(machines: Machines) -> None:
     for key, slot in zip(keys, restore.slots, strict=False):
         assert np.array_equal(second.host.page(slot), content(key))
     second.restorer.release(restore)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     with second.table.lock:
         assert second.table.of[-1].pages == 0, "a hint outlives the restore that wanted it"
     asked = machines.asked("get")
@@ -592,7 +592,7 @@ def test_the_device_fills_what_was_only_heard_of(machines: Machines) -> None:
     _, second, keys = machines.sent(sections={"restore": {"chunk": 2 * GEOMETRY.tokens}})
     machines.fail("get", EngineFault.LATE)
     restore = second.restore(keys)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     machines.runner.sleep(0.1)
     with second.table.lock:
         pages = second.table.settled_chain(second.digest, keys)
@@ -606,7 +606,7 @@ def test_the_device_fills_what_was_only_heard_of(machines: Machines) -> None:
         assert len(second.table.hinted(pages)) == being_read
     settle(second, restore)
     second.restorer.release(restore)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     asked = machines.asked("get")
     assert get(second, keys) == 2 * RUN
     assert machines.asked("get") == asked
@@ -618,14 +618,14 @@ def test_a_restore_that_is_given_up_leaves_no_hint(machines: Machines) -> None:
     machines.store.late_seconds = 4.0
     machines.fail("get", EngineFault.LATE)
     one, other = second.restore(keys), second.restore(keys[: RUN + 1])
-    second.restorer.flush()
+    second.restorer.wait_idle()
     machines.runner.sleep(0.1)
     second.restorer.release(one)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     with second.table.lock:
         check_rules(second.table)
     second.restorer.release(other)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     machines.runner.sleep(5.0)
     check(second)
     assert second.table.pages == 0
@@ -644,13 +644,13 @@ def test_what_a_restore_lies_behind_does_not_leave_with_the_one_that_heard_of_it
     other = second.restore(keys[3 * RUN :], keys[: 3 * RUN])
     machines.runner.sleep(0.4)
     second.restorer.release(one)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     settle(second, other)
     assert other.pages == RUN
     for key, slot in zip(keys[3 * RUN :], other.slots, strict=True):
         assert np.array_equal(second.host.page(slot), content(key))
     second.restorer.release(other)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     with second.table.lock:
         assert second.table.of[-1].pages == 0, "a hint outlives the restores that wanted it"
 
@@ -666,11 +666,11 @@ def test_a_flush_says_that_the_store_keeps_what_it_has(machines: Machines) -> No
 def test_pages_that_never_came_leave_with_a_flush(machines: Machines) -> None:
     first, second, keys = machines.sent()
     restore = second.restore(keys)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     second.flush(memory=True, durable=False)
     settle(second, restore)
     second.restorer.release(restore)
-    second.restorer.flush()
+    second.restorer.wait_idle()
     machines.runner.sleep(5.0)
     check(second)
     put(first, chain("b", 1, 2, 3))

@@ -197,7 +197,7 @@ def pages_that_are_recomputed(s) -> None:
     try:
         with Link(s) as link:
             req = s.add(question)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             extends(s, link, 4)
     finally:
         del s.scheduler.run_batch

@@ -181,7 +181,7 @@ def history(seed: int) -> tuple[int, int, int]:
             if damaged and device.failed == failed_before:
                 assert stack.probe(keys) <= first + at, "a damaged page is kept, and fails whoever asks for it"
         request.end()
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         return landed
 
     runner.run(main)

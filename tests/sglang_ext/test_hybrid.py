@@ -53,7 +53,7 @@ def uses_of_a_state(s):
     keys = states.keys(bytes.fromhex(last))
     found = []
     for _ in range(2):
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         found.append([page.uses for page in stack.table.settled_chain(stack.digest, keys)])
         s.generate(turn, 2)
     return found
@@ -67,7 +67,7 @@ def misses_of_a_new_prompt(s):
     counters = s.linker.stack.table.of[HOST].counters
     before = counters.misses
     s.generate(prompt(450, 10 * PAGE + 5), 2)
-    s.linker.stack.restorer.flush()
+    s.linker.stack.restorer.wait_idle()
     return counters.misses - before
 
 

@@ -94,7 +94,7 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     assert stack.snapshot().tiers["peer"].hits == PAGES
     loader.close()
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     wait_for(lambda: landing.used_slots == 0, "landing memory to be given back")
     check(stack)
     stack.close()
@@ -147,7 +147,7 @@ def test_what_is_computed_here_goes_to_a_neighbours_device_and_comes_back(direct
     loader.close()
     offloader.close()
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     wait_for(lambda: landing.used_slots == 0, "landing memory to be given back")
     check(stack)
     stack.close()

@@ -54,7 +54,7 @@ def arrives_at(s, layer):
     (answer,) = to_ssd(s, question)
     with Link(s) as link, Watch(s, layer, lambda: link.deliver(len(link.kept))) as watch:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, None, 0)
     assert list(req.output_ids) == answer
     assert s.generate(question) == answer  # from what has been published in the tree
@@ -71,7 +71,7 @@ def from_host_memory(s, device_has):
         s.generate(question[: device_has * PAGE + 1])  # its pages are on the device again
     with Watch(s, 2) as watch:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, None, 0)
     assert list(req.output_ids) == answer
     quiet(s)
@@ -89,7 +89,7 @@ def a_page_fails(s, at):
 
     with Link(s) as link, Watch(s, at, then) as watch:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, None, 0)
     assert list(req.output_ids) == answer
     quiet(s)
@@ -101,9 +101,9 @@ def verified_meanwhile(s, damaged):
     question = prompt(70 + damaged, LENGTH)
     answer, pages = in_memory(s, question)
     pages[3][7] ^= int(damaged)
-    with verified_beside(s), Watch(s, 1, s.linker.stack.restorer.flush) as watch:
+    with verified_beside(s), Watch(s, 1, s.linker.stack.restorer.wait_idle) as watch:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         extends(s, None, 0)
     assert list(req.output_ids) == answer
     quiet(s)
@@ -130,7 +130,7 @@ def a_copy_fails(s, layer):
     try:
         with Watch(s, 1) as watch:
             req = s.add(question)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             extends(s, None, 0)
     finally:
         del pool.copy_layer
@@ -149,7 +149,7 @@ def ends_early(s, when):
     (answer,) = to_ssd(s, question)
     with Link(s) as link, Watch(s) as watch:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         for _ in range(200):
             if when == "queued" or watch.met:
                 break
@@ -185,7 +185,7 @@ def others_run(s):
     LayerWise.expects = expect
     try:
         reqs = [s.add(question) for question in (questions[0], *questions[2:])]
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         s.run()
     finally:
         LayerWise.expects = expects
@@ -213,7 +213,7 @@ def by_what_it_costs(s, copy_seconds):
     try:
         with Watch(s) as watch:
             req = s.add(question)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             extends(s, None, 0)
     finally:
         planner.costs, planner.choice = costs, choice
@@ -229,7 +229,7 @@ def two_at_once(s):
     s.empty_device()
     with Watch(s) as watch:
         reqs = [s.add(question) for question in questions]
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         s.run()
     assert [list(req.output_ids) for req in reqs] == answers
     quiet(s)
@@ -242,7 +242,7 @@ def too_long(s):
     (answer,) = to_ssd(s, question)
     with Watch(s) as watch:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         extends(s, None, 0)
     assert list(req.output_ids) == answer
     assert not watch.met
@@ -312,7 +312,7 @@ def no_room(s):
     try:
         with Link(s) as link, Watch(s, 3, lambda: link.deliver(len(link.kept))) as watch:
             req = s.add(question)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             extends(s, None, 0)
     finally:
         PrefillAdder._select_prefill_admission = select

@@ -48,7 +48,7 @@ def differences(s, allowed):
     to_ssd(s, question)
     with Link(s) as link, Watch(s) as watch:  # no page arrives before all of its layers have been computed
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         extends(s, link, 0)
     by_layers = rows(s, question)
     assert by_layers.shape == whole.shape

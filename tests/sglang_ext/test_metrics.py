@@ -61,7 +61,7 @@ def stack():
     stack.links["host-device"].count(3, 3 * 4096, 0.003)
     stack.restorer.release(restore)
     stack.restore(chain("not there"))
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     yield stack
     end_all()
 
@@ -164,7 +164,7 @@ def test_series_say_what_the_snapshot_says(stack, metrics, registry):
     restore = settle(stack, stack.restore(chain("b", 1, 2)))
     stack.restorer.count_load(restore, 0, restore.pages, 20.0, failed=False)
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     after = take_snapshot(stack)
     assert after.tiers["host"].read_latency.counts[-1] == 1, "above all bounds"
     metrics.update(after)

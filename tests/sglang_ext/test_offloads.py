@@ -248,7 +248,7 @@ def test_whatever_fails_no_page_of_other_weights_is_found(monkeypatch: pytest.Mo
     put(stack, keys)
     request = TieredRequest("r", stack, swift.requests, RequestFacts())
     request.begin([key.hex() for key in keys])
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     transfer = linker.PoolTransfer(name=linker.PoolName.KV, keys=[key.hex() for key in keys])
     assert swift.lookup("r", [transfer]) == [1, 2]
 
@@ -714,7 +714,7 @@ def loading() -> Iterator[SwiftLinker]:
         put(stack, keys)
         request = TieredRequest("r", stack, swift.requests, RequestFacts())
         request.begin([key.hex() for key in keys])
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         transfer = linker.PoolTransfer(
             name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
         )
@@ -745,7 +745,7 @@ def test_a_batch_whose_loads_were_never_begun_fails(loading: SwiftLinker) -> Non
     table, restorer = loading.stack.table, loading.stack.restorer
     assert table.pinned_pages == 2
     assert not loading.finish_layer_wise_loading(-1)
-    restorer.flush()
+    restorer.wait_idle()
     assert table.pinned_pages == 0
     assert loading.start_layer_wise_loading() == -1, "it is begun for another batch"
 

@@ -77,7 +77,7 @@ def computed_by_another_and_lost_again(s):
         # It wants log probabilities of its prompt, so SGLang computes all of it: the device has 6 pages of it then.
         another = s.add([*question[:96], *prompt(78, 16)], 2, return_logprob=True, logprob_start_len=0)
         waiting = s.add(question, 4)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         limit = time.monotonic() + PATIENCE
         while not waiting.finished():
             assert time.monotonic() < limit, "it waits for ever"

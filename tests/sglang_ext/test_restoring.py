@@ -43,7 +43,7 @@ def met_in_the_middle(s, pages_a_step):
     (answer,) = to_ssd(s, question)
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, link, pages_a_step)
     assert list(req.output_ids) == answer
     quiet(s)
@@ -60,7 +60,7 @@ def others_go_on(s):
     s.run(until=lambda: len(decoding.output_ids) > 2)
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         before = None
         for _ in range(200):
             s.step()
@@ -88,7 +88,7 @@ def others_leave_room(s):
     s.empty_device()
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         s.step()
         assert s.scheduler.chunked_req is req, "it is not on its course: this tests nothing"
         beside = [s.add(other, 30) for other in others]  # whose pages are in host memory: they take room at once
@@ -132,7 +132,7 @@ def chunks_end_with_a_page(s, rooms):
     s.run(until=lambda: len(decoding.output_ids) > 2)
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         s.step()
         assert s.cache.linker.on_course(req) is not None, "it is not on its course: this tests nothing"
         with room_that_others_will_need(*rooms):
@@ -155,7 +155,7 @@ def all_of_it_is_computed(s, tokens):
     with Link(s) as link:
         wrapper.agree = lambda request, front: Step(front, request.pages)
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, link, 0)
         del wrapper.agree
     assert list(req.output_ids) == answer
@@ -172,7 +172,7 @@ def ends_early(s, how):
     before = s.linker.stack.snapshot().restores
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         for _ in range(200):
             s.step()
             course = s.cache.linker.on_course(req)
@@ -199,7 +199,7 @@ def a_page_fails(s):
     (answer,) = to_ssd(s, question)
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         link.deliver(2)
         assert link.fail(1) == 1
         log = extends(s, link, 3)
@@ -217,7 +217,7 @@ def weights_change_between_two_chunks(s):
     link_of_host = s.linker.stack.links["host-device"]
     with other_weights(s) as update, Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         extends(s, None, 0, until=lambda: s.cache.linker.on_course(req) is not None)
         assert link.deliver(4) == 4
         assert begin()
@@ -244,7 +244,7 @@ def the_room_ends_while_it_waits(s):
     s.run(until=lambda: len(decodes.output_ids) > 4)
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         s.run(until=lambda: s.cache.linker.on_course(req) is not None)
         s.run(until=lambda: decodes.to_finish or (req.finished() and len(decodes.output_ids) > 1000))
         assert link.kept, "its pages came: this tests nothing"
@@ -292,7 +292,7 @@ def a_source_that_is_silent_is_given_up(s):
     try:
         with Link(s, patient=False) as link:
             req = s.add(question)
-            restorer.flush()
+            restorer.wait_idle()
             log = extends(s, None, 0)
             assert link.kept
     finally:
@@ -320,7 +320,7 @@ def two_share_a_prefix(s):
 
         link.tier.read = counted
         reqs = [s.add(question) for question in questions]
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, link, 3)
     assert [list(req.output_ids) for req in reqs] == answers
     assert len(reads) == len(set(reads)), "a page was read twice"
@@ -340,7 +340,7 @@ def partly_in_memory(s):
     s.empty_device()
     with Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, link, 3)
     assert list(req.output_ids) == answer
     quiet(s)
@@ -364,7 +364,7 @@ def all_comes_before_it_is_admitted(s):
         wrapper.agree = late
         try:
             req = s.add(question)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             log = extends(s, None, 0)
         finally:
             wrapper.agree = agree
@@ -411,7 +411,7 @@ def no_room_at_first(s, in_memory):
         s.empty_device()
     with NoRoom(s, 1 if in_memory else 5) as room, Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, link, 3)
     assert room.refused == room.times
     assert list(req.output_ids) == answer
@@ -435,7 +435,7 @@ def an_error_of_ours(s, where):
     try:
         with Link(s) as link:
             req = s.add(question)
-            restorer.flush()
+            restorer.wait_idle()
             extends(s, link, 3)
     finally:
         delattr(restorer, where)
@@ -507,7 +507,7 @@ def flushed_while_it_waits(s, tokens):
     (answer,) = to_ssd(s, question)
     with ordered_by_prefix(s), Link(s) as link:
         req = s.add(question)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         assert flush_in_a_pause(s)
         log = extends(s, link, 1000)
     assert list(req.output_ids) == answer

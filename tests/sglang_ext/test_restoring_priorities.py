@@ -56,7 +56,7 @@ def nobody_is_taken_off_in_vain(s):
         running = all_running(s, *others)
         with Link(s) as link:
             req = s.add(urgent, priority=URGENT)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             before = [len(one.output_ids) for one in running]
             for _ in range(12):
                 link.deliver(2)
@@ -84,7 +84,7 @@ def computed_at_once(s):
     running = all_running(s, *others)
     with Link(s) as link:
         req = s.add(urgent, priority=URGENT)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         log = extends(s, link, 2, until=lambda: bool(req.output_ids))
         assert any(one.retracted_stain for one in running)
     s.run()
@@ -100,10 +100,10 @@ def an_urgent_one_comes_while_another_is_on_its_course(s):
     answers = to_ssd(s, long, urgent)
     with Link(s) as link:
         low = s.add(long, priority=0)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         extends(s, link, 1, until=lambda: s.cache.linker.on_course(low))
         high = s.add(urgent, priority=URGENT)
-        s.linker.stack.restorer.flush()
+        s.linker.stack.restorer.wait_idle()
         extends(s, link, 2)
     assert [list(low.output_ids), list(high.output_ids)] == answers
     quiet(s)

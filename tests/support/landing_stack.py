@@ -22,7 +22,7 @@ def leave_with_peers(stack, peer, keys: list[bytes]) -> list[bytes]:
     """Put pages in, and take them out of host memory again once peers have them."""
     put(stack, keys)
     stack.wait_written(10)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     while stack.movers["peer"].backlog:
         peer.settle()
     with stack.table.lock:

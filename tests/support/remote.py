@@ -72,7 +72,7 @@ def run_of(name: str, runs: int = 2, more: int = 0) -> Sequence[bytes]:
 
 def wait_sent(stack: TierStack) -> None:
     """Until nothing is being written any more."""
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     with stack.table.lock:
         assert stack.movers["remote"].wait_idle(60.0)
 

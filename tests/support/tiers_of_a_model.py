@@ -154,7 +154,7 @@ def met_in_the_middle(s, question: list[int], pages_a_step: int) -> tuple[list[t
     try:
         with Link(s) as link:
             req = s.add(question)
-            s.linker.stack.restorer.flush()
+            s.linker.stack.restorer.wait_idle()
             log = extends(s, link, pages_a_step)
     finally:
         planner.choice = choice

@@ -192,7 +192,7 @@ class TierLoad:
             time.sleep(0.001)
         for one in restores:
             stack.restorer.release(one)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         self._forget_memory()
         return sum(one.pages for one in restores)
 

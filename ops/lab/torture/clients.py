@@ -79,7 +79,7 @@ class Clients:
             state.compare(restore, keys, 0, places)
         stack.restorer.release(restore)
         if draw.random() < 0.2:
-            stack.restorer.flush()
+            stack.restorer.wait_idle()
         state.look()
 
     def leave(self, draw: random.Random) -> None:

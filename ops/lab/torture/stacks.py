@@ -192,7 +192,7 @@ def get(stack: TierStack, keys: Sequence[bytes]) -> int:
         page = page_at(stack, int(slot))
         assert np.array_equal(page, content(key, len(page))), "wrong bytes"
     stack.restorer.release(restore)
-    stack.restorer.flush()  # its worker unpins; until it has, the pages cannot leave
+    stack.restorer.wait_idle()  # its worker unpins; until it has, the pages cannot leave
     return restore.pages
 
 
@@ -200,7 +200,7 @@ def check(stack: TierStack) -> None:
     """Every rule of the page table, and nothing leaked once all is quiet."""
     assert stack.filler.wait_idle(WAIT), "what was kept is never found again"
     stack.wait_written(WAIT)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert stack.errands.wait_idle(WAIT)
     peer, ssd = stack.tiers.get("peer"), stack.tiers.get("ssd")
     if isinstance(peer, ModelPeer):

@@ -330,7 +330,7 @@ def test_requests_still_come_up_beside_pins() -> None:
     keys = chain("x", 1, 2, 3)
     put(stack, keys)
     restore = stack.restore(keys)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert restore.state is RestoreState.READY
     stack.restorer.release(restore)
     check(stack)
@@ -456,11 +456,11 @@ def test_another_admission_holds_from_the_next_page_on() -> None:
     obey(stack, SetPolicy(field="ssd_admission", value="reuse"))
     obey(stack, SetPolicy(field="admission_uses", value=3))
     get(stack, chain("short", 1))
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert stack.wait_written(10)
     assert stack.snapshot().tiers["ssd"].pages == 3
     get(stack, chain("short", 1))
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     stack.wait_written(10)
     assert stack.snapshot().tiers["ssd"].pages == 5
     check(stack)

@@ -158,7 +158,7 @@ def test_a_page_that_is_dropped_under_a_restore_is_not_promised() -> None:
     peer.hold(True)
     restore = stack.restore(keys)
     stack.restorer.poll(restore)
-    stack.restorer.flush()  # two pages are there, the third is on its way
+    stack.restorer.wait_idle()  # two pages are there, the third is on its way
     with stack.table.lock:
         stack.table.drop(stack.table.find(stack.digest, keys[1]))
     peer.hold(False)

@@ -229,7 +229,7 @@ def test_layers_are_not_copied_before_their_pages_are_verified(monkeypatch: pyte
     stack.restorer.take_layers(restore, 0, 4)
     assert stack.restorer.layers_arrived(restore, 0, 4) is False
     held.answer()
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert stack.restorer.layers_arrived(restore, 0, 4) is (None if damaged else True)
     stack.restorer.release(restore)
 

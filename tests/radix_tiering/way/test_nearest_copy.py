@@ -139,7 +139,7 @@ def both(array: MemoryArray | None = None):
     keys = chain(*range(20))
     put(stack, keys)
     assert stack.wait_written(10)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     while stack.movers["peer"].backlog:
         peer.settle()
     peer.settle()
@@ -155,7 +155,7 @@ def restored(stack, keys) -> list[str]:
     assert restore.pages == len(keys)
     found = restore.found()
     stack.restorer.release(restore)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     return found
 
 

@@ -43,7 +43,7 @@ def restoring(
         stack.planner.costs = stack.restorer._turns._costs = LiveCosts(model)
     link = Link(stack)
     restore = stack.restore(keys, can_compute=True)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert link.kept, "pages are on their way"
     return stack, clock, restore, link
 
@@ -184,7 +184,7 @@ def drive(stack: TierStack, clock: Clock, keys: list[bytes], *, load: float, com
     """A restore from its beginning to its end: a page comes every `load` s, and one takes `compute` s to compute."""
     with Link(stack) as link:
         restore = stack.restore(keys, can_compute=True)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         next_page = clock.now + load
 
         def passes(until: float) -> None:
@@ -251,7 +251,7 @@ def test_a_prefix_that_is_needed_whole_is_computed_where_that_is_sooner(load: fl
     )
     with Link(stack) as link:
         restore = stack.restore(keys, can_compute=False)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         arrive(link, clock, 2, load)
         assert stack.restorer.poll(restore) is (Readiness.READY if computed else Readiness.WAIT)
         if not computed:
@@ -294,7 +294,7 @@ def side_by_side(
 
 def begin(stack: TierStack, keys: list[bytes], *, can_compute: bool = True) -> Restore:
     restore = stack.restore(keys, can_compute=can_compute)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     return restore
 
 
@@ -334,7 +334,7 @@ def test_who_would_wait_longer_behind_a_longer_load_than_computing_takes_does_no
         assert stack.restorer.poll(alone) is Readiness.WAIT, "nobody is before it"
         assert waits(stack, alone, link, clock) < 0.1
         stack.restorer.release(alone)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         stack.flush(memory=True, durable=False)
         restores = [begin(stack, long), begin(stack, short)]
         assert stack.restorer.poll(restores[1]) is Readiness.COMPUTE
@@ -377,7 +377,7 @@ def test_what_is_in_host_memory_is_computed_where_that_is_sooner_than_copying_it
     assert restore.pages == 0
     assert stack.restorer.present(restore, 0) == 0, "nothing of it is promised"
     assert restore.story.told().why == "recomputing takes 200 ms, copying from host memory 400 ms"
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     assert stack.table.pinned_pages == 0, "nothing is kept for it"
     stack.restorer.release(restore)
     check(stack)

@@ -38,7 +38,7 @@ def beneath(*tiers: str, lent: ModelPeer | None = None):
         lent.settle()
     keys = chain("a", 1, 2)
     put(stack, keys)
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     with stack.table.lock:
         assert all(mover.wait_idle(20) for mover in stack.movers.values())
         for page in reversed(stack.table.listed()):
@@ -48,7 +48,7 @@ def beneath(*tiers: str, lent: ModelPeer | None = None):
 
 def nothing_is_kept(stack) -> None:
     """Of any read, when all restores are over."""
-    stack.restorer.flush()
+    stack.restorer.wait_idle()
     with stack.table.lock:
         assert [page for page in stack.table.listed() if page.pins] == []
         reads = stack.restorer.reads

@@ -39,7 +39,7 @@ def test_every_page_comes_once_whatever_happens(pages: int, chunk: int, happenin
     stack.planner.chunk = chunk
     with Link(stack) as link:
         restore = stack.restore(keys, can_compute=True)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         assert restore.story.told().found_pages == {"ssd": pages}
         front, computed, admitted = 0, 0, False
         for what, number in [*happenings, *[("step", 0), ("arrives", 0)] * MOST_STEPS]:
@@ -77,7 +77,7 @@ def test_a_source_that_goes_in_the_middle_is_an_event_with_its_reason() -> None:
     stack, _, keys = on_ssd(8, restore={"strategy": "load"})
     with Link(stack) as link:
         restore = stack.restore(keys, can_compute=True)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         link.deliver(0)
         for _ in range(3):
             link.fail(-1)
@@ -98,7 +98,7 @@ def test_how_far_it_has_come_is_told_while_it_runs() -> None:
     stack, _, keys = on_ssd(8, restore={"strategy": "token-wise"})
     with Link(stack) as link:
         restore = stack.restore(keys, can_compute=True)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         loading = len(link.kept)
         for came in range(3):
             assert progress(restore) == (0, came, loading - came)
@@ -117,7 +117,7 @@ def test_one_that_falls_behind_is_an_event_with_its_reason() -> None:
     stack, clock, keys = on_ssd(8, restore={"strategy": "load"}, policy={"restore_deadline": "1s"})
     with Link(stack):
         restore = stack.restore(keys, can_compute=True)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         assert stack.restorer.poll(restore) is Readiness.WAIT
         clock.now += 1.5
         stack.restorer.poll(restore)
@@ -134,7 +134,7 @@ def test_holding_for_a_page_is_told() -> None:
     stack, clock, keys = on_ssd(2, restore={"strategy": "token-wise"})
     with Link(stack) as link:
         restore = stack.restore(keys, can_compute=True)
-        stack.restorer.flush()
+        stack.restorer.wait_idle()
         assert len(link.kept) == 2, "all that there is to compute is on its way"
         assert stack.restorer.poll(restore) is Readiness.WAIT
         clock.now += 0.25

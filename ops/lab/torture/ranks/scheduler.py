@@ -138,7 +138,7 @@ class StepScheduler:
         no room there by being copied or by having been restored."""
         assert self.linker.wait_offloads(PATIENCE)
         assert self.linker.stack.wait_written(PATIENCE)
-        self.linker.stack.restorer.flush()
+        self.linker.stack.restorer.wait_idle()
 
     def await_restores(self) -> None:
         """Wait, without a step, until no page is on its way up to a request that waits any more."""
@@ -152,7 +152,7 @@ class StepScheduler:
         self.run()
         self.settle()
         assert self.scheduler.flush_cache()
-        self.linker.stack.restorer.flush()
+        self.linker.stack.restorer.wait_idle()
         assert self.linker.stack.errands.wait_idle(PATIENCE)
 
     def empty_device(self) -> None:
