@@ -71,7 +71,7 @@ _NEVER = (1 << 62) - 1
 
 
 class PageTable:
-    """See the module. Callers hold `lock` around every method, except `find` and `probe`, which need none."""
+    """See the module. Callers hold `lock` around every method but those that say "as `find`" or "any thread"."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class PageTable:
         self.operator_pins = OperatorPins(self._call, rows, pin_lost)
 
     def named(self, tier: str) -> TierCopies:
-        """What the tier of this name has. Raises KeyError where there is none."""
+        """What the tier of this name has. Raises KeyError where there is none. Any thread."""
         for copies in self.of:
             if copies.name == tier:
                 return copies
@@ -145,7 +145,7 @@ class PageTable:
     # ---- finding and entering ----
 
     def find(self, namespace: bytes, key: bytes) -> Page | None:
-        """The page, or None. Safe without the lock as a hint: what it says may change at once."""
+        """The page, or None. Any thread, without the lock, as a hint: what it says may change at once."""
         root = self.book.roots.get(namespace)
         return None if root is None else self._page(kernels.find(*self._rows.state, root, *as_key(key)))
 
@@ -714,7 +714,7 @@ class PageTable:
         return self.host.limit_slots < self.host.slots or any(copies.limit is not None for copies in self.of)
 
     def over(self, tier: int) -> bool:
-        """Whether this tier holds more than it may."""
+        """Whether this tier holds more than it may. A hint, as `find`."""
         if tier == HOST:
             return self.host.used_slots > self.host.limit_slots
         return not self.of[tier].may_take(0)
@@ -776,12 +776,12 @@ class PageTable:
         return self._rows.count[kernels.CHANGES]
 
     def listed(self, namespace: bytes | None = None) -> list[Page]:
-        """The pages there are, of one namespace or of all, each after the one it follows."""
+        """The pages there are, of one namespace or of all, each after the one it follows. A hint, as `find`."""
         root = -1 if namespace is None else self.book.roots.get(namespace)
         return [] if root is None else self._pages(self._rows.used(root))
 
     def all_pages(self) -> Iterator[Page]:
-        """The same of all, made one by one: those of now, as far as they still are then."""
+        """The same of all, made one by one: those of now, as far as they still are then. Any thread."""
         rows = self._rows.used()
         for start in range(0, len(rows), BATCH):
             yield from (page for page in self._pages(rows[start : start + BATCH]) if not page.dropped)

@@ -6,9 +6,11 @@
        '---------(release)------------'------------------------------------(release)-----> RELEASED
 
 While it is RUNNING or READY its pages are pinned, but for those that have been copied out of landing memory to the
-device already. READY is final until `release`: `pages` pages from the start of the chain lie in host memory, verified,
-and cannot leave. Nothing is promised before that, but to a device that has begun to compute what is missing
-(`Readiness.COMPUTE`): it is given pages run by run, each verified when it is.
+device already. READY is final until `release`: `pages` pages from the start of the chain lie in host memory or landing
+memory, and cannot leave. Those that came up were verified on their way. Those that were in host memory are verified as
+`host.verify` says: already; or before an answer is made of them ("beside": see `Verifier.verified`); or not at all
+(false). Nothing is promised before that, but to a device that has begun to compute what is missing
+(`Readiness.COMPUTE`): it is given pages run by run, as they come.
 """
 
 from __future__ import annotations
@@ -60,8 +62,12 @@ class Held(NamedTuple):
 
 
 class Restore:
-    """One request's claim on a chain of pages. Made and changed by `Restorer`; `state` and `pages` may be read
-    by any thread."""
+    """One request's claim on a chain of pages. Made and changed by `Restorer`.
+
+    `state`, `pages`, `drains`, `outcome`, `ended`, `decision`, `complete`, `sources` and the length of `flight` may be
+    read by any thread: each is a hint, until READY. `asked`, `deadline` and `priced` change on the thread that drives
+    the device. `story` says itself who may write it. All else is read and changed under the page table's lock.
+    """
 
     __slots__ = (
         "also_here",
@@ -123,7 +129,8 @@ class Restore:
         self.keys = keys  # the chain to bring up
         self.wanted = len(keys) if wanted is None else wanted
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
-        self.beside = 0  # the last of them, that stand for no tokens: of use with all before them, and they with these
+        #: The last of `keys`, which are a state: without them those before are of no use, and the other way round.
+        self.beside = 0
         self.can_compute = can_compute  # the device could compute a part of it
         self.no_layers = no_layers
         self.started = started
@@ -139,12 +146,14 @@ class Restore:
         self.also_here: set[int] = set()  # claimed pages that come from elsewhere though host memory has them
         self.flight = Flight()  # of the claimed pages
         self.complete = False  # the chain has been claimed as far as it goes
-        self.short = False  # a page was found that could not be claimed
+        self.short = False  # a page that was claimed could not be read: no room, or dropped
         self.pages = 0  # final when READY
         self.decision: Decision | None = None
         self.replan = float("-inf")  # when it is decided anew
         self.priced = False  # one that cannot be computed in part: whether computing all of it is sooner was asked
-        self.estimate: float | None = None  # seconds that it is expected to take, by its first decision
+        #: Seconds that it is expected to take, by its first decision; more where others came since, or where it no
+        #: longer drains.
+        self.estimate: float | None = None
         self.owed = 0.0  # of these for others, on one source; the most that was reckoned with
         self.patience = float("inf")  # seconds for which it may wait at most, by what computing costs
         self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
@@ -241,7 +250,7 @@ class Restore:
 
     @property
     def usable(self) -> int:
-        """Pages from the start of the chain that have come, verified, and are held."""
+        """Pages from the start of the chain that could be promised now: they have come, and are held."""
         return held_run(self.claimed[: self.flight.arrived_from(0)])
 
     @property

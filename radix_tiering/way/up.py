@@ -9,13 +9,15 @@
 3. `_read`: pages have come up, verified, or will not come. The next are read.
 4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
    meanwhile: then `step` says how far, and `take` hears what it has taken.
-5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held. `verified`: where
-   pages are verified beside their copy, no answer is made of it before it has said so.
+5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held.
+   `verifier.verified`: where pages are verified beside their copy, the load ends only when that has said that they are
+   sound, and SGLang makes no answer before the load has ended.
 6. `release`: nothing is pinned for it any more.
 
 A restore begins when its request arrives, which may be long before there is room for it on the device. So that a long
-queue does not pin all of host memory, one that nobody has asked for yet (`poll`) starts only while less than half of
-it is pinned; and the deadline counts from the first `poll`, since only from then on somebody waits.
+queue does not pin all of host memory, one that nobody has asked for yet (`poll`) starts only while fewer than 64 are
+under way and, with its own pages, no more than half of host memory, less what operators keep there, is pinned; and the
+deadline counts from the first `poll`, since only from then on somebody waits.
 """
 
 from __future__ import annotations
@@ -686,8 +688,8 @@ class Restorer:
                 self._settle(restore, unit, HOST, self.verifier.damage(restore.claimed[unit], digest))
 
     def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
-        """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
-        is read for it."""
+        """Whether pages `[front, end)` have come, and what is to be verified of them has been; None if one of them
+        never will. Then nothing more is read for it."""
         with self._table.lock:
             if restore.unchecked:
                 return False
@@ -709,7 +711,7 @@ class Restorer:
 
     def present(self, restore: Restore, front: int) -> int:
         """How many pages from the start the device could have at once, which has the first `front` of them now: behind
-        those, what lies verified and pinned in host memory. Any number of looks, in any order, changes nothing of it.
+        those, what is there and pinned, as READY has it. Any number of looks, in any order, changes nothing of it.
 
         Where the device may compute a part meanwhile, what it has now is not loaded as long as it has it.
         """

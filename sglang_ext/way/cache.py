@@ -1,9 +1,11 @@
 """SGLang's unified radix tree with a tier stack beneath it: what the linker interface alone does not offer.
 
-Three things are added, all on the scheduler's thread. Requests whose pages come up from below wait without blocking
-others (SGLang offers that to its own storage tiers only: `check_prefetch_progress`). The linker is told which page
-precedes an offload, and which pages a request uses that the device already has. And the search for restorable
-lengths, which SGLang repeats for a waiting request in every scheduling round, is made cheap.
+What is added, all on the scheduler's thread: requests whose pages come up from below wait without blocking others,
+which SGLang offers to its own storage tiers only (`check_prefetch_progress`); courses of those that are computed
+meanwhile (`agree`, `jump`, `jump_ahead`); which page precedes an offload (`_offload_node`), and which pages a request
+uses that the device already has (`_arrive`); ends that SGLang tells of in several ways (`end`); room
+(`evict_for_alloc`); and the search for restorable lengths, which SGLang repeats for a waiting request in every
+scheduling round, is made cheap (`_tail`).
 """
 
 from __future__ import annotations
@@ -440,6 +442,7 @@ class SwiftRadixCache(KeepingRadixCache):
         return sum(stored) * self.page_size, (waiting.device_pages + stored.index(True)) * self.page_size
 
     def has_pending_cache_operations(self) -> bool:
+        """SGLang asks this before it calls itself idle; copies under way here need no step of its loop."""
         return False
 
     # ---- ends ----

@@ -1,14 +1,16 @@
 """The linker: SGLang's prefix tree on one side, the tier stack on the other.
 
-SGLang calls every method here on the scheduler's thread, between two batches. So nothing here waits for a tier, takes
-the page table's lock for long, or lets an exception out (one would end the server). Copying is done by `Offloader` and
-`Loader`, on threads of their own.
+SGLang calls every method here on the scheduler's thread, between two batches. So nothing here holds the page table's
+lock for long, or waits for a tier, but `reset` where it empties the ssd tier, `still` and `close`; what waits for
+copies says so. Methods with `never_raises` let no exception out; of the others none is expected: one would end the
+server.
+Copying is done by `Offloader` and `Loader`, on threads of their own.
 
 A request's way up:
 
 1. `TieredRequest.begin` when SGLang first matches the request: a restore begins to bring its pages up to host memory.
 2. `TieredRequest.readiness` while it waits in the queue: others pass; bounded by `policy.restore_deadline`.
-3. `lookup` at admission: only pages that lie verified and pinned in host memory are promised.
+3. `lookup` at admission: only pages that are there and pinned are promised (`way.request_restore`: READY).
 4. `load`, `start_layer_wise_loading`: copied into the request's private device slots while the forward runs.
 5. `finish_layer_wise_loading`, `TieredRequest.end`: pins are given back.
 """
@@ -124,7 +126,8 @@ class SwiftLinker(UnifiedCacheLinker):
         self.loader: Loader = Loader(pool, stack, ready=lambda: self.record_offload_ready())
         self.layer_done_counter = self.loader.counter
         self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
-        self._queued: dict[object, Load] = {}  # by the request's id
+        #: By the request's id, or by an object of its own for one that only fails its batch.
+        self._queued: dict[object, Load] = {}
         self._running: dict[int, list[Load]] = {}
         self._closed = False
         stack.planner.launch_blocks = pool.device.type == "cpu"
@@ -156,8 +159,8 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(_no_lengths)
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned
-        now; where the model keeps a state, the one that it is of."""
+        """Every restorable length of the tail `transfers`, in pages: all of them up to what is there and pinned now;
+        where the model keeps a state, the one that it is of."""
         request = self.requests.get(rid)
         pages = 0 if request is None else request.promised(kv_transfer(transfers).keys)
         if self.pool.states is not None:
@@ -364,7 +367,8 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(lambda: None)
     def make_room(self) -> None:
-        """The device has no room left: nothing of it is to be locked for being copied, if that can be."""
+        """The device has no room left: nothing of it is to be locked for being copied, if that can be. Waits for what
+        is being copied, see `Offloader.make_room`."""
         self.offloader.make_room()
 
     @never_raises(lambda: None)
@@ -409,7 +413,8 @@ class SwiftLinker(UnifiedCacheLinker):
         """The model computes other KV from now on: nothing that came before may be found again.
 
         Unless the device was emptied with the update, its tree still has KV of the old weights, and nothing is taken
-        from it until it is (`reset`). What is on its way out of it by now is of the old ones, and stays so.
+        from it until it is (`reset`). What is on its way out of it by now is of the old ones, stays so, and is waited
+        for.
         """
         self.stale_device = True  # as long as it is not known that all of this went well
         try:

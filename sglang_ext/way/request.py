@@ -45,10 +45,12 @@ class TieringStage(Enum):
 
 
 class TieredRequest:
-    """One request, as far as the tiers serve it. Scheduler's thread; nothing here raises but `places`.
+    """One request, as far as the tiers serve it. Scheduler's thread; nothing here raises but `places`, `state_places`
+    and `copies`.
 
-    What every rank has to know alike is agreed on and set from outside: `agreed`, `computes`, `by_layers`, `drains`,
-    `pages`, `put_off`. The restore is this rank's own; without one, for an error on this rank alone, the others decide.
+    What every rank has to know alike is agreed on and set from outside: `agreed`, `heard`, `computes`, `by_layers`,
+    `drains`, `pages`, `put_off`, `ahead`. The restore is this rank's own; without one, for an error on this rank alone,
+    the others decide.
     """
 
     __slots__ = (
@@ -227,8 +229,8 @@ class TieredRequest:
     # ---- its pages ----
 
     def promised(self, hashes: Sequence[str]) -> int:
-        """Pages from the start of `hashes`, a tail of its prompt, that are verified and pinned now. SGLang asks anew in
-        every round, and the device may have lost pages since the last one."""
+        """Pages from the start of `hashes`, a tail of its prompt, that are there and pinned now (`way.request_restore`:
+        READY). SGLang asks anew in every round, and the device may have lost pages since the last one."""
         if self.restore is None or self.given_up or (offset := self._covers(hashes)) is None:
             return 0
         present = self.stack.restorer.present(self.restore, offset)
