@@ -92,7 +92,11 @@ class Restorer:
         self._deadline_seconds = deadline_seconds
         self._turns = turns
         self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
-        self._here = 0  # pages of restores that were started where they were asked for, since the worker's last turn
+        #: Pages of restores that were started where they were asked for, since the worker's last turn. But for this
+        #: count, `begin` would be for several threads at a time.
+        self._here = 0
+        self._rounds_asked = 0  # turns that the worker was asked to have, by who counts these pages
+        self._rounds_had = 0  # ... and that it has had, by the worker
         self._deferred: dict[Restore, None] = {}  # that nobody asks for yet, in order
         #: What brings single pages up.
         self.reads: Reads[Waiter] = Reads(
@@ -121,7 +125,7 @@ class Restorer:
         self._thread = runner.thread(self._run, "swift-restore")
         self._thread.start()
 
-    # ---- 1. a request arrives; any thread ----
+    # ---- 1. a request arrives; any thread, one at a time ----
 
     def begin(
         self,
@@ -160,6 +164,8 @@ class Restorer:
         need not be verified first, and no tier is asked for the others. A scheduler finds it ready then in this round,
         not in the next, which may be a forward later. Whether it was."""
         pages = len(restore.keys) + len(restore.prefix_keys)
+        if self._rounds_had == self._rounds_asked:
+            self._here = 0
         if self._verify_first or self._here + pages > AT_ONCE:
             return False
         found = 0
@@ -176,13 +182,14 @@ class Restorer:
         if self.asks(len(restore.prefix_keys) + found, len(restore.keys) - found):
             return False  # its answer is to be waited for
         if not self._here:
+            self._rounds_asked += 1
             self._jobs.put(self._has_its_turn)
         self._here += pages
         self._do(lambda: self._start(restore, here=True))
         return True
 
     def _has_its_turn(self) -> None:
-        self._here = 0
+        self._rounds_had += 1
 
     def nothing(
         self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "", wanted: int | None = None

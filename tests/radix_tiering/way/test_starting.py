@@ -78,6 +78,26 @@ def test_many_at_once_are_started_by_its_own_thread_until_that_has_had_its_turn(
         stack.restorer.release(restore)
 
 
+def test_a_thread_that_has_its_turn_at_once_has_had_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before whoever asked it to has counted what that is for."""
+    stack = make_stack(64, host={"verify": "beside"})
+    keys = chain(*"abcd")
+    put(stack, keys)
+    monkeypatch.setattr(up, "AT_ONCE", 10)
+    jobs: list[Callable[[], None]] = []
+
+    def have_it_done(job: Callable[[], None]) -> None:
+        jobs.append(job)
+        job()
+
+    monkeypatch.setattr(stack.restorer, "_jobs", SimpleNamespace(put=have_it_done))
+    restores = [stack.restore(keys) for _ in range(4)]
+    monkeypatch.undo()
+    assert jobs == [stack.restorer._has_its_turn] * 4, "some were left to it"
+    for restore in restores:
+        stack.restorer.release(restore)
+
+
 def test_what_tiers_want_of_it_is_left_to_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """To write pages, a tier may have to evict others: milliseconds."""
     stack = make_stack(ssd=memory_ssd(), host={"verify": "beside"})
