@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,8 @@ ERRAND_SECONDS = 5.0
 INDEX_SECONDS = 2.0
 #: Why the writes of a mover wait.
 NAMESPACE = "the tier does not know the namespace"
+#: What a flush empties: no tier; of all pages those that a restart empties; of this namespace's pages every tier.
+Emptied = Literal["nothing", "memory", "all"]
 
 
 class Flushed(NamedTuple):
@@ -253,31 +255,31 @@ class TierStack:
 
     # ---- steering ----
 
-    def flush(self, *, memory: bool, durable: bool) -> None:
-        """Empty tiers: with `memory` those that a restart empties of all pages, with `durable` every tier of this
-        namespace's. Pinned pages go when their requests are done."""
-        sweeps.run(self.flush_steps(memory=memory, durable=durable))
+    def flush(self, which: Emptied) -> None:
+        """Empty tiers. Pinned pages go when their requests are done."""
+        sweeps.run(self.flush_steps(which))
 
-    def flush_soon(self, *, memory: bool, durable: bool) -> None:
+    def flush_soon(self, which: Emptied) -> None:
         """As `flush`, for whoever cannot wait until pages have left: none of them is found any more when this returns.
         Waits for durable tiers to write that down, where they are to be emptied."""
-        steps = self.flush_steps(memory=memory, durable=durable)
+        steps = self.flush_steps(which)
         try:
             next(steps)
         except StopIteration:
             return
         self.errands.start(steps)
 
-    def flush_steps(self, *, memory: bool, durable: bool) -> Generator[None, None, Flushed]:
+    def flush_steps(self, which: Emptied) -> Generator[None, None, Flushed]:
         """`flush`, step by step. From the first one on nothing is found; it waits for the devices.
 
         What was written until then of a page that comes in meanwhile may be flushed: a miss. A tier whose index is
         being read cannot write this down before it has read it; it does so then, and that is told again.
         """
+        memory, durable = which != "nothing", which == "all"
         digest, pages = self.digest, 0
         written: list[bool] = []
         with self.table.lock:
-            if memory or durable:  # else what is to be written is still there
+            if memory:  # else what is to be written is still there
                 for mover in self.movers.values():
                     mover.clear()
             if durable:
@@ -287,7 +289,7 @@ class TierStack:
                 self.table.forget_memory()
         if durable:
             written = [now and mover.tier.flush(digest) for mover, now in zip(self._durable, told, strict=True)]
-        if durable or memory:
+        if memory:
             for mover in self.movers.values():
                 mover.tier.forget_arrived()
         yield

@@ -515,7 +515,7 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def clear_storage_backend(self) -> bool:
         """SGLang's /clear_hicache_storage_backend: every tier of this server is emptied."""
-        self.linker.cache_linker.stack.flush_soon(memory=True, durable=True)
+        self.linker.cache_linker.stack.flush_soon("all")
         return True
 
     def reset(self) -> None:

@@ -33,7 +33,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from swift_tiers.radix_tiering.base.ending import Ending
 from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.base.read_config import parse_config
-from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.stack import Emptied, TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 
 from ..build.assembly import build_tiers, unlock_pages
@@ -60,6 +60,9 @@ END_SECONDS = 12.0
 REST_SECONDS = 2.0
 #: So many may decode beside a prompt, for each of its tokens, where a forward tells what computing costs.
 MOST_DECODE = 1 / 8
+
+#: What `policy.flush_cache` has emptied beneath the device.
+EMPTIED: dict[str, Emptied] = {"device": "nothing", "host": "memory", "all": "all"}
 
 
 def _no_lengths() -> list[int]:
@@ -327,7 +330,7 @@ class SwiftLinker(UnifiedCacheLinker):
         try:
             self._quiesce()
         finally:
-            self.stack.flush_soon(memory=level != "device", durable=level == "all")
+            self.stack.flush_soon(EMPTIED[level])
         if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
             # through is in a namespace that is left now.

@@ -62,7 +62,7 @@ def test_a_device_that_is_added_holds_pages_and_is_found_again(places) -> None:
     put(stack, chain("new", *range(20)))
     stack.wait_written(10)
     assert stack.snapshot().devices[1].writes > 0
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, chain("new", *range(20))) == 21
     assert get(stack, chain("old", *range(5))) == 6
     check(stack)
@@ -233,6 +233,6 @@ def test_a_device_that_is_replaced_serves_what_it_has_until_it_is_gone(places) -
     assert written == tier.evictions - before.tiers["ssd"].evictions, "one page left for each that was written"
     assert written + sum(tier.refusals.values()) >= 128
     assert written > 64, "those that would have left in vain are looked at once"
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, chain(("old", 0))) == 1
     check(stack)

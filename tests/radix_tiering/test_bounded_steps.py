@@ -118,7 +118,7 @@ def filled(in_host: bool, *, devices: int = 2, shape: str = "long", lent: ModelP
             put(stack, [key], parent=root, depth=2)
     assert stack.wait_written(60)
     if not in_host:
-        stack.flush(memory=True, durable=False)
+        stack.flush("memory")
     return stack, keys
 
 
@@ -197,7 +197,7 @@ def test_a_flush_is_complete_when_it_returns_and_ends_in_steps(ssd: bool) -> Non
     stack.movers["ssd"].enabled = True
     with stack.table.lock.watching():
         with busy_errands(stack):
-            stack.flush_soon(memory=True, durable=ssd)
+            stack.flush_soon("all" if ssd else "memory")
             assert stack.probe(alone) == 0
             assert stack.probe(keys) == (0 if ssd else PAGES)
             for wanted, pages in ((alone, 0), (keys[:40], 0 if ssd else 40)):
@@ -229,7 +229,7 @@ def test_a_flush_forgets_copies_at_peers_at_once() -> None:
             stack.table.lose(page, HOST)
     assert stack.probe(keys) == 4
     with busy_errands(stack):
-        stack.flush_soon(memory=True, durable=False)
+        stack.flush_soon("memory")
         assert stack.probe(keys) == 0
         assert settle(stack, stack.restore(keys)).pages == 0
     assert stack.table.named("peer").pages == 0
@@ -255,7 +255,7 @@ def test_a_start_and_an_end_take_the_lock_in_steps() -> None:
     new = chain(*(f"new {number}" for number in range(5 * PAGES_PER_HOLD)))
     with stack.table.lock:
         stack.table.lose(stack.table.find(stack.digest, keys[-1]), HOST)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     for start in range(0, len(new), 50):
         put(stack, new[start : start + 50], parent=new[start - 1] if start else b"\0" * 32, depth=start + 1)
     stack.movers["ssd"].waits_for.clear()

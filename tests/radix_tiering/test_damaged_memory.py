@@ -24,7 +24,7 @@ def from_ssd() -> tuple[TierStack, Sequence[bytes]]:
     stack, keys = make_stack(ssd=memory_ssd(), host={"verify": True}), chain("a", "b", "c", "d")
     put(stack, keys)
     assert stack.wait_written(60)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     return stack, keys
 
 
@@ -74,7 +74,7 @@ def test_what_is_damaged_after_it_came_from_a_store_is_not_written() -> None:
     stack.restorer.used(keys)  # as a request does of which the device has all: what it uses is offered to ssd
     stack.restorer.wait_idle()
     assert stack.wait_written(60)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     get(stack, keys)
     assert corrupt(stack) == [keys[3].hex()]
     check(stack)

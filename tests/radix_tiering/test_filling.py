@@ -208,7 +208,7 @@ def test_a_stop_in_the_middle_of_reading_ends_it(kept: MemoryArray, monkeypatch:
 
 def test_what_is_flushed_before_it_is_read_never_comes_back(kept: MemoryArray, opening: Gate) -> None:
     stack = start(kept)
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     assert told(stack, "tiers.flushed")[-1]["durable"] is False, "nothing could be written yet"
     put(stack, OLD[:2])
     opening.let(99)
@@ -224,7 +224,7 @@ def test_what_is_flushed_before_it_is_read_never_comes_back(kept: MemoryArray, o
 def test_what_is_flushed_before_it_is_read_does_not_come_back_after_a_stop(kept: MemoryArray, opening: Gate) -> None:
     stack = start(kept)
     opening.wait_reached()
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     stopping = threading.Thread(target=stack.close)
     stopping.start()
     opening.let(99)
@@ -267,7 +267,7 @@ def test_an_error_while_the_index_is_taken_over_ends_the_tier_and_keeps_its_devi
     put(stack, chain(*"uvw"))
     assert stack.movers["ssd"].backlog == 0
     assert get(stack, YOUNG) == 4
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     close(stack)
     monkeypatch.undo()
     assert get(again(kept, namespace()), OLD) == 3
@@ -280,7 +280,7 @@ def test_pages_that_wait_for_an_index_are_no_more_than_can_be_written(kept: Memo
     for number in range(40 * slots):
         put(stack, chain(f"p{number}"))
         assert stack.movers["ssd"].backlog <= 2 * slots + 2
-    stack.flush(memory=False, durable=False)
+    stack.flush("nothing")
     assert 0 < stack.movers["ssd"].backlog <= 2 * slots + 2, "nothing of it was to be emptied"
     opening.let(99)
     filled(stack)
@@ -357,7 +357,7 @@ def test_a_stop_in_between_forgets_nothing(kept: MemoryArray, entering: Gate, en
 @pytest.mark.parametrize("entered", range(8))
 def test_what_is_flushed_in_between_never_comes_back(kept: MemoryArray, entering: Gate, entered: int) -> None:
     stack = start_to(kept, entering, entered)
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     assert told(stack, "tiers.flushed")[-1]["durable"]
     entering.let(99)
     filled(stack)

@@ -29,7 +29,7 @@ class Queue:
             put(self.stack, keys)
         with self.stack.table.lock:
             assert self.stack.movers["ssd"].wait_idle(60.0)
-        self.stack.flush(memory=True, durable=False)
+        self.stack.flush("memory")
         wait_until(lambda: not self.stack.host.used_slots, "memory is not emptied", self.stack)
 
     @property

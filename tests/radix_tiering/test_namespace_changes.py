@@ -108,9 +108,7 @@ def test_a_flush_says_whether_it_would_survive_a_crash(scene, silent: int) -> No
     for device in range(silent):
         scene.array.silence(device)
     ended: list[bool] = []
-    flushing = threading.Thread(
-        target=lambda: (scene.stack.flush(memory=True, durable=True), ended.append(True)), daemon=True
-    )
+    flushing = threading.Thread(target=lambda: (scene.stack.flush("all"), ended.append(True)), daemon=True)
     flushing.start()
     wait_for(lambda: len(scene.array.swallowed) >= silent)
     time.sleep(0.05)

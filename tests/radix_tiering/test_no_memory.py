@@ -115,7 +115,7 @@ def live(stack: TierStack, memory: Memory, random: Random, steps: int) -> None:
                 assert all(page.pins > 0 for page in restore.claimed)
                 stack.restorer.release(restore)
             elif does == "forgotten":
-                stack.flush(memory=True, durable=False)
+                stack.flush("memory")
             else:
                 stack.intake.abort(stack.intake.begin(keys, ROOT_KEY, 1))
         if isinstance(peer := stack.tiers.get("peer"), ModelPeer):

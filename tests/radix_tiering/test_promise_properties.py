@@ -62,7 +62,7 @@ class Promises(RuleBasedStateMachine):
 
     @rule()
     def memory_is_flushed(self) -> None:
-        self.stack.flush(memory=True, durable=False)
+        self.stack.flush("memory")
 
     # ---- the request ----
 

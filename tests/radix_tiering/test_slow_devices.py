@@ -77,7 +77,7 @@ class Rig:
 
     def load(self) -> None:
         """One request whose pages are all loaded."""
-        self.stack.flush(memory=True, durable=False)
+        self.stack.flush("memory")
         choice, self.stack.planner.choice = self.stack.planner.choice, "load"
         restore = self.stack.restore(self.keys)
         while not self.stack.restorer.poll(restore):
@@ -89,7 +89,7 @@ class Rig:
 
     def ask(self) -> int:
         """One request, of a device that computes what does not come sooner; how many pages came."""
-        self.stack.flush(memory=True, durable=False)
+        self.stack.flush("memory")
         before = self.stack.snapshot().tiers["ssd"].bytes_read
         restore, restorer, front = self.stack.restore(self.keys, can_compute=True), self.stack.restorer, 0
         while restorer.poll(restore) is Readiness.WAIT:
@@ -152,7 +152,7 @@ def test_without_the_slow_device_the_others_are_believed_what_they_bring(rig: Ri
     rig.array.gone = 2
     rig.runner.sleep(2.0)  # devices are looked at once a second
     wait_until(lambda: rig.stack.tiers["ssd"].snapshot()[1][2].service != "in service", "the device stays", rig.stack)
-    rig.stack.flush(memory=True, durable=True)
+    rig.stack.flush("all")
     rig.write()
     rig.load()
     assert rig.believed > 0.4

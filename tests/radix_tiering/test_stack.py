@@ -211,7 +211,7 @@ def test_a_full_ssd_evicts_pages_of_other_namespaces_too():
     put(new, keys)
     new.wait_written(10)
     assert new.snapshot().tiers["ssd"].evictions == 8
-    new.flush(memory=True, durable=False)
+    new.flush("memory")
     assert get(new, keys) == 8
     check(new)
 
@@ -221,10 +221,10 @@ def test_flushing_host_memory_keeps_what_is_on_ssd():
     keys = chain(*"abc")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert stack.host.used_slots == 0
     assert get(stack, keys) == 3
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     assert get(stack, keys) == 0
     check(stack)
     assert put(stack, keys) == 3
@@ -303,7 +303,7 @@ def test_two_requests_share_one_read():
     keys = chain(*"abcd")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     first, second = stack.restore(keys), stack.restore(keys)
     assert settle(stack, first).pages == 4
     assert settle(stack, second).pages == 4
@@ -362,7 +362,7 @@ def test_a_cancelled_restore_leaves_no_pin():
     keys = chain(*"abcd")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     for _ in range(50):
         stack.restorer.release(stack.restore(keys))
     check(stack)
@@ -564,7 +564,7 @@ def test_weights_may_change_any_number_of_times():
     keys = chain(*"ab")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, keys) == 2
     check(stack)
 
@@ -637,7 +637,7 @@ def test_a_silent_device_keeps_nobody_waiting():
     old = chain("old", *range(8))
     put(stack, old)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     array.silent = True
     restore = stack.restore(old)
     put(stack, chain("new", *range(20)))
@@ -679,7 +679,7 @@ def test_a_stripe_set_that_has_closed_gives_a_restore_nothing():
     keys = chain(*"abc")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     stack.tiers["ssd"].stripes.close(None)
     assert get(stack, keys) == 0
     check(stack)
@@ -694,7 +694,7 @@ def test_ssd_pages_leave_from_the_end_of_a_sequence():
     stack.wait_written(10)
     put(stack, chain("new", 1, 2))
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, chain("new", 1, 2)) == 3
     assert get(stack, old) == room - 3
     check(stack)
@@ -719,7 +719,7 @@ def test_a_failed_write_is_tried_on_the_devices_that_are_left():
     snapshot = stack.snapshot()
     assert [device.in_service for device in snapshot.devices] == [False, True]
     assert snapshot.tiers["ssd"].pages == 8
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, keys) == 8
     check(stack)
     assert "device.out" in [event.kind for event in stack.events.since()]
@@ -768,7 +768,7 @@ def test_reads_for_which_there_is_no_memory_cost_neither_pages_nor_devices():
     keys = chain(*range(16))
     put(stack, keys)
     assert stack.wait_written(60)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     array.add(Fault(Fail(errno.EAGAIN), operation=Operation.READ))
     assert get(stack, keys) == 0
     array.clear()

@@ -216,7 +216,7 @@ def test_a_slot_is_not_written_to_while_it_is_read() -> None:
     keys = made.left_on_ssd(*"abc")
     restore = made.on_its_way(keys)
     before = made.stack.tiers["ssd"].stripes.free_units
-    made.stack.flush(memory=True, durable=True)
+    made.stack.flush("all")
     assert made.stack.tiers["ssd"].stripes.free_units < before + 6, "a slot that is being read is free"
     made.files.held.set()
     assert settle(made.stack, restore).pages == 0

@@ -54,7 +54,7 @@ def test_the_directory_says_how_many_pages_are_where_and_how_deep() -> None:
         foreign_pages=0,
     )
     assert only_in(stack) == {"host": 0, "ssd": 0}
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, chain(*"abx")) == 3
     assert directory(stack) == DirectorySnapshot(
         pages=7,
@@ -116,7 +116,7 @@ def test_links_count_what_went_over_them() -> None:
     assert (written["host-ssd"].transfers, written["host-ssd"].pages, written["host-ssd"].bytes) == (3, 3, 3 * 4096)
     assert written["ssd-host"].pages == 0
     stack.restorer.wait_idle()  # pins are given back: pinned pages outlive a flush
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, keys) == 3
     read = stack.snapshot().links
     assert (read["ssd-host"].transfers, read["ssd-host"].pages, read["ssd-host"].bytes) == (3, 3, 3 * 4096)
@@ -139,7 +139,7 @@ def test_the_time_of_a_link_is_that_of_its_copies() -> None:
     put(stack, keys)
     stack.wait_written(10)
     assert stack.snapshot().links["host-ssd"].seconds == 1
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, keys) == 1
     assert stack.snapshot().links["ssd-host"].seconds == 1
 
@@ -174,7 +174,7 @@ def test_a_page_says_where_it_is() -> None:
     assert held.generation == stack.tiers["ssd"].facts(copy_of(stack, page, "ssd"))["generation"] > 0
     stack.restorer.release(restore)
     stack.restorer.wait_idle()
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert stack.page_facts(keys[2]).host_slot is None
     assert stack.page_facts(keys[2]).ssd_placement == held.ssd_placement
 
@@ -221,7 +221,7 @@ def test_the_stripe_set_and_its_devices_are_counted() -> None:
     keys = chain(*"abcdef")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     array.add(Fault(FlipBits(), device=1, operation=Operation.READ, times=1))
     assert get(stack, keys) < 6
     check(stack)

@@ -116,7 +116,7 @@ def test_a_page_that_was_dropped_leaves_with_its_last_reader() -> None:
     stack, peer, _ = landing()
     keys = leave_with_peers(stack, peer, chain(*"abc"))
     restore = settle(stack, stack.restore(keys))
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert stack.probe(keys) == 0
     assert peer.used_slots == 3, "it is being read"
     stack.restorer.release(restore)
@@ -128,7 +128,7 @@ def test_a_page_that_was_dropped_on_its_way_leaves_when_it_has_landed() -> None:
     keys = leave_with_peers(stack, peer, chain(*"abc"))
     peer.hold(True)
     restore = on_its_way(stack, peer, keys)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     peer.hold(False)
     assert settle(stack, restore).pages == 0
     stack.restorer.release(restore)

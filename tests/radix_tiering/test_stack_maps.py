@@ -58,7 +58,7 @@ def test_a_slot_of_host_memory_from_being_taken_to_being_free() -> None:
     assert obey(stack, Unpin(page=keys[2].hex())) == "unpinned"
     assert of_pages(stack, keys) == ["cached"] * 3
     check(stack)
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     assert slot_words(stack, "host") == ["free"] * 8
 
 
@@ -169,7 +169,7 @@ def test_borrowed_slots() -> None:
     check(stack)
     assert slot_words(stack, "peer") == ["borrowed"] * 2 + ["borrowed", "cached", "cached"]
     restore = settle(stack, stack.restore(keys))
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     stack.restorer.release(restore)
     check(stack)
     peer.end(lease)

@@ -333,7 +333,7 @@ class StackMachine(RuleBasedStateMachine):
 
     @rule(host=st.booleans(), ssd=st.booleans())
     def flush(self, host, ssd):
-        self.stack.flush(memory=host, durable=ssd)
+        self.stack.flush("all" if ssd else "memory" if host else "nothing")
         if host or ssd:
             self.broken = True  # pins end with the last copy
 

@@ -68,7 +68,7 @@ def test_what_arrived_is_gone_when_memory_is_emptied(machines: Machines) -> None
         assert get(second, keys) == 2 * RUN, "the store was not emptied"
         assert slots.holds
         asked = machines.asked("get")
-        second.flush(memory=True, durable=durable)
+        second.flush("all" if durable else "memory")
         machines.runner.sleep(1.0)
         assert not slots.holds
         assert slots.unused == len(slots)
@@ -213,7 +213,7 @@ def test_a_store_that_was_emptied_is_filled_again(machines: Machines) -> None:
     whole = set(machines.store.objects)
     machines.store.objects.clear()
     for stack in (first, second):
-        stack.flush(memory=True, durable=True)
+        stack.flush("all")
         machines.runner.sleep(1.0)
         assert get(stack, keys) == 0
     put(second, keys)
@@ -236,7 +236,7 @@ def test_a_store_that_another_one_has_taken_the_place_of_is_filled_again(machine
             wait_until(lambda: snapshot(first).ready, "it does not come back", first)
         else:
             machines.runner.sleep(BELIEVED_SECONDS)
-        first.flush(memory=True, durable=False)
+        first.flush("memory")
         put(first, keys)
         wait_sent(first)
         assert set(machines.store.objects) == whole, way
@@ -433,7 +433,7 @@ def test_an_error_of_ours_ends_neither_the_thread_nor_what_others_wait_for(machi
             due = worker._next_due
             worker._next_due = lambda due=due: setattr(worker, "_next_due", due) or fail_once()
         assert get(second, keys) == 2 * RUN, place
-        second.flush(memory=True, durable=True)
+        second.flush("all")
         machines.runner.sleep(1.0)
     began = machines.runner.monotonic()
     assert get(second, keys) == 2 * RUN
@@ -667,7 +667,7 @@ def test_pages_that_never_came_leave_with_a_flush(machines: Machines) -> None:
     first, second, keys = machines.sent()
     restore = second.restore(keys)
     second.restorer.wait_idle()
-    second.flush(memory=True, durable=False)
+    second.flush("memory")
     settle(second, restore)
     second.restorer.release(restore)
     second.restorer.wait_idle()

@@ -316,7 +316,7 @@ def a_sequence_that_the_device_alone_has(s) -> None:
     key, pages = req.swift_tiers.last_page, truth(s, req)[:10]
     s.run()
     unlock(s)
-    s.linker.stack.flush(memory=True, durable=True)
+    s.linker.stack.flush("all")
     forget(s)
     answer = ask(s, lambda: answers(s).page(bytes.fromhex(key)))
     assert (answer.facts, answer.device_slot) == (None, pages[-1]), (answer, key, pages)

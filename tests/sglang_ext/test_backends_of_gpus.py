@@ -72,7 +72,7 @@ def answered_from_below(s, question):
         s.settle()
         s.empty_device()
         if durable:
-            s.linker.stack.flush(memory=True, durable=False)
+            s.linker.stack.flush("memory")
         req = s.add(question, 2)
         s.run()
         found.append((list(req.output_ids), s.details(req)))

@@ -59,7 +59,7 @@ def decoding_into_what_waits(s, hangs: bool, waits: bool = True) -> tuple[list[l
     """The answers of requests that decode beyond the room which is left by pages that are to be copied out, whether
     they were retracted, and the pages that had been copied by then or by their end."""
     s.empty_memory()
-    s.linker.stack.flush(memory=True, durable=True)
+    s.linker.stack.flush("all")
     retracted, copied = [False, False], 0
     with OutgoingCopies(s, hangs) as copies:
         copies.open = not waits

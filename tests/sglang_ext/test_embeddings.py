@@ -79,7 +79,7 @@ def embeddings_from(s, place: str, length: int):
         for plane in layer:
             plane[:] = 0  # what was there before is still there, and would be as good
     if place == "ssd":
-        s.linker.stack.flush(memory=True, durable=False)
+        s.linker.stack.flush("memory")
     req = embedded(s, question)
     quiet(s)
     return before, list(req.embedding), s.details(req)

@@ -42,7 +42,7 @@ def differences(s, allowed):
     if allowed:
         layer_wise.refused = ""
     (answer,) = to_ssd(s, question)
-    s.linker.stack.flush(memory=True, durable=True)
+    s.linker.stack.flush("all")
     s.generate(question)
     whole = rows(s, question)
     to_ssd(s, question)

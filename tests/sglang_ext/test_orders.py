@@ -131,7 +131,7 @@ def what_was_promised_to_a_waiting_request_survives_a_flush(s):
     s.run()
     assert list(req.output_ids) == answer
     empty_device(s)
-    s.linker.stack.flush(memory=True, durable=True)
+    s.linker.stack.flush("all")
     again = s.add(question)
     s.run()
     assert (list(again.output_ids), s.details(again)) == (answer, {})

@@ -108,7 +108,7 @@ def from_ssd_only(s):
     question = prompt(2)
     answer = s.generate(question)
     fill_device(s, 2)
-    s.linker.stack.flush(memory=True, durable=False)
+    s.linker.stack.flush("memory")
     before = s.linker.stack.snapshot()
     req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
@@ -179,7 +179,7 @@ def a_missed_deadline_is_recomputed(s):
     question = prompt(7)
     answer = s.generate(question)
     fill_device(s, 7)
-    s.linker.stack.flush(memory=True, durable=False)
+    s.linker.stack.flush("memory")
     with tiers_that_do_not_answer(s, deadline=0.05):
         req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
@@ -528,7 +528,7 @@ def what_the_tiers_lost_is_offered_along(s):
     question = prompt(23, 320)
     s.generate(question)
     s.settle()
-    s.linker.stack.flush(memory=True, durable=True)
+    s.linker.stack.flush("all")
     longer = question + prompt(233, 200)
     answer = s.generate(longer)
     fill_device(s, 23)
@@ -637,7 +637,7 @@ def identities_do_not_mix(s):
     for fields in variants:
         assert ask(fields) == {}, fields
         fill_device(s, 22)
-    s.linker.stack.flush(memory=True, durable=False)
+    s.linker.stack.flush("memory")
     for fields in variants:
         details = ask(fields)
         assert details == {"device": 0, "host": 0, "ssd": 688}, (fields, details, s.linker.stack.snapshot())
@@ -715,7 +715,7 @@ def damaged_files_are_misses(s, directories):
         answers.append(s.generate(question))
         s.settle()
     fill_device(s, 18)
-    s.linker.stack.flush(memory=True, durable=False)
+    s.linker.stack.flush("memory")
     generator = random.Random(5)
     for directory in directories:
         for path in Path(directory).glob("*.stripe"):
@@ -833,7 +833,7 @@ def a_deleted_device_file_leaves_service(s, directories):
     question = prompt(21)
     answer = s.generate(question)
     fill_device(s, 21)
-    s.linker.stack.flush(memory=True, durable=False)
+    s.linker.stack.flush("memory")
     req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
     assert details["ssd"] == 688

@@ -188,7 +188,7 @@ def every_token_of_a_prompt_is_told_from_where_it_came(s):
     question = prompt(2, 700)
     s.generate(question)
     fill_device(s, 2)
-    s.linker.stack.flush(memory=True, durable=False)
+    s.linker.stack.flush("memory")
     s.generate(question[:320])  # on the device and in host memory again: 20 pages
     s.empty_device()
     s.generate(question[:160])  # 10 of them on the device

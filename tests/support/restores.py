@@ -58,7 +58,7 @@ def on_ssd(pages: int, **config: Any) -> tuple[TierStack, Clock, list[bytes]]:
     keys = chain(*range(pages))
     put(stack, keys)
     assert stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     return stack, clock, keys
 
 

@@ -73,7 +73,7 @@ def forget(s) -> None:
     s.step()  # SGLang sees that it has nothing to do
     assert s.scheduler.flush_cache()
     if has_tiers:
-        s.linker.stack.flush(memory=True, durable=True)
+        s.linker.stack.flush("all")
 
 
 def leave_in(s, place: str) -> None:
@@ -81,7 +81,7 @@ def leave_in(s, place: str) -> None:
     if place != "device":
         s.empty_device()
     if place == "ssd":
-        s.linker.stack.flush(memory=True, durable=False)
+        s.linker.stack.flush("memory")
 
 
 def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:

@@ -166,7 +166,7 @@ def drained_by_several(seed: int, fine: bool, history: list[str]) -> VirtualRunn
                 elif what == "end":
                     peer.end(leases.pop())
                 else:
-                    stack.flush(memory=True, durable=False)
+                    stack.flush("memory")
 
         threads = [runner.thread(partial(serve, name), f"request-{name}") for name in range(3)]
         threads += [runner.thread(cause, "trouble")] if trouble else []

@@ -26,7 +26,7 @@ class Troublemaker:
         state = self._state
         everything, began = draw.random() < 0.5, state.moment
         state.tell("flushes everything" if everything else "flushes memory")
-        flushed = sweeps.run(state.stack.flush_steps(memory=True, durable=everything))
+        flushed = sweeps.run(state.stack.flush_steps("all" if everything else "memory"))
         if state.store is not None:
             return  # it has what others use, and is never emptied
         if everything or state.array is None:  # without devices, memory is everything

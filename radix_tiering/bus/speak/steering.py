@@ -126,7 +126,7 @@ def _not_held(key: str) -> CommandRefusedError:
 
 
 def _flush(stack: TierStack, *, durable: bool) -> Errand:
-    flushed = yield from stack.flush_steps(memory=True, durable=durable)
+    flushed = yield from stack.flush_steps("all" if durable else "memory")
     text = f"{flushed.pages} pages forgotten in {'every tier below the device' if durable else 'host memory'}"
     if durable and stack.table.hints:
         text += f"; what is in the {stack.table.of[stack.table.hints].name} store stays there"

@@ -135,7 +135,7 @@ def test_what_comes_in_while_all_is_flushed_does_not_come_back_after_a_crash(beg
             stack.intake.commit(offered)
             wait_for(lambda: array.swallowed)
             array.hear()
-        flushing = stack.flush_steps(memory=True, durable=True)
+        flushing = stack.flush_steps("all")
         next(flushing)
         if begun == "offered":
             stack.intake.commit(offered)
@@ -242,7 +242,7 @@ def test_a_pinned_prefix_is_not_evicted_from_ssd() -> None:
     pinned = chain(*"abc")
     put(stack, pinned)
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     obey(stack, Pin(page=pinned[2].hex()))
     tiers = stack.snapshot().tiers
     assert (tiers["host"].pinned_pages, tiers["ssd"].pinned_pages) == (0, 3)
@@ -628,7 +628,7 @@ def test_a_capped_ssd_tier_gives_up_what_is_too_much_and_takes_no_more() -> None
         stack.wait_written(10)
         assert stack.snapshot().tiers["ssd"].used_bytes <= 10 * 8192
     assert stack.probe(chain(3, *range(3))) == 4
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert stack.probe(chain(3, *range(3))) == 4, "the newest are those that are kept"
     obey(stack, CapTier(tier="ssd"))
     tier = stack.snapshot().tiers["ssd"]
@@ -642,7 +642,7 @@ def test_pages_that_only_host_memory_has_do_not_hold_the_ssd_tier_above_its_limi
     keys = chain(*"abcd")
     put(stack, keys[:2])
     stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     stack.movers["ssd"].enabled = False
     put(stack, keys[2:], parent=keys[1], depth=3)
     assert stack.snapshot().tiers["ssd"].only_pages == 2
@@ -716,7 +716,7 @@ def test_a_draining_device_serves_its_pages_and_gets_no_new_ones() -> None:
     stack.wait_written(10)
     drained = stack.snapshot().devices[1]
     assert (drained.service, drained.writes, drained.used_bytes) == ("draining", before.writes, before.used_bytes)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     assert get(stack, old) == 6
     assert last(stack, "device.draining") == {"device": "memory1"}
     assert obey(stack, DrainDevice(device=1)) == "memory1 was draining already"

@@ -215,7 +215,7 @@ def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
 def test_pages_that_are_flushed_while_they_are_copied_are_still_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, held, restore = beside(monkeypatch)
     verified = stack.restorer.verifier.verified(restore, 0, restore.places(0, 4).numbers.tolist())
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     held.answer()
     verified(None)
     stack.restorer.release(restore)

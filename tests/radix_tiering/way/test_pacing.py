@@ -209,7 +209,7 @@ def drive(stack: TierStack, clock: Clock, keys: list[bytes], *, load: float, com
             stack.restorer.split(restore)
     stack.restorer.release(restore)
     check(stack)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     return restore
 
 
@@ -283,7 +283,7 @@ def side_by_side(
     for keys in chains:
         put(stack, keys)
     assert stack.wait_written(10)
-    stack.flush(memory=True, durable=False)
+    stack.flush("memory")
     planner = stack.planner
     planner.costs = CostModel(
         compute=ComputeCost(fixed_seconds=fixed, token_seconds=compute / planner._page_tokens, pair_seconds=0.0),
@@ -335,7 +335,7 @@ def test_who_would_wait_longer_behind_a_longer_load_than_computing_takes_does_no
         assert waits(stack, alone, link, clock) < 0.1
         stack.restorer.release(alone)
         stack.restorer.wait_idle()
-        stack.flush(memory=True, durable=False)
+        stack.flush("memory")
         restores = [begin(stack, long), begin(stack, short)]
         assert stack.restorer.poll(restores[1]) is Readiness.COMPUTE
     for restore in restores:
