@@ -434,12 +434,15 @@ class SwiftRadixCache(KeepingRadixCache):
         waiting = self.linker.of_handle(request)
         if waiting is None or waiting.restore is None:
             return 0, None
-        tiers = waiting.stack.table.of
-        pages = min(waiting.restore.pages, len(waiting.tail))
-        stored = [tiers[tier].durable for tier in waiting.restore.sources[:pages]]
-        if not any(stored):
+        durable = [copies.number for copies in waiting.stack.table.of if copies.durable]
+        if not durable:
             return 0, None
-        return sum(stored) * self.page_size, (waiting.device_pages + stored.index(True)) * self.page_size
+        sources = waiting.restore.sources[: min(waiting.restore.pages, len(waiting.tail))]
+        first = min((sources.index(tier) for tier in durable if tier in sources), default=None)
+        if first is None:
+            return 0, None
+        pages = sum(sources.count(tier) for tier in durable)
+        return pages * self.page_size, (waiting.device_pages + first) * self.page_size
 
     def has_pending_cache_operations(self) -> bool:
         """SGLang asks this before it calls itself idle; copies under way here need no step of its loop."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ MOST_DECODE = 1 / 8
 EMPTIED: dict[str, Emptied] = {"device": "nothing", "host": "memory", "all": "all"}
 
 
-def _no_lengths() -> list[int]:
+def _no_lengths() -> Sequence[int]:
     return []
 
 
@@ -161,14 +161,14 @@ class SwiftLinker(UnifiedCacheLinker):
     # ---- SGLang's linker interface: admission ----
 
     @never_raises(_no_lengths)
-    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> Sequence[int]:
         """Every restorable length of the tail `transfers`, in pages: all of them up to what is there and pinned now;
         where the model keeps a state, the one that it is of."""
         request = self.requests.get(rid)
         pages = 0 if request is None else request.promised(kv_transfer(transfers).keys)
         if self.pool.states is not None:
             return [pages] if pages else []
-        return list(range(1, pages + 1))
+        return range(1, pages + 1)  # no list: it is asked for in each round, and there may be 100,000 pages
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""

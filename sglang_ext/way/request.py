@@ -13,6 +13,7 @@ of them is copied any more, whatever its stage.
 from __future__ import annotations
 
 import logging
+from binascii import unhexlify
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any, TypeVar
@@ -144,7 +145,7 @@ class TieredRequest:
     def begin(self, hashes: Sequence[str], prefix_hashes: Sequence[str] = (), states: StatePool | None = None) -> None:
         """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has; where the model keeps
         `states`, as many of them as there is one behind, and that one."""
-        keys, wanted = [bytes.fromhex(page_hash) for page_hash in hashes], len(hashes)
+        keys, wanted = list(map(unhexlify, hashes)), len(hashes)
         if states is not None:
             held = self._held_with_state(keys, states)
             hashes, keys = hashes[:held], keys[:held]
@@ -152,7 +153,7 @@ class TieredRequest:
             self.state_pages = len(behind)
             keys += behind
         self.tail = hashes
-        prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
+        prefix = list(map(unhexlify, prefix_hashes))
         facts = self.facts
         restore = self.stack.restore(
             keys,

@@ -126,12 +126,12 @@ def test_a_flush_says_whether_it_would_survive_a_crash(scene, silent: int) -> No
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_a_flush_that_writes_nothing_down_says_nothing_of_crashes(scene, memory: bool) -> None:
-    scene.stack.flush(memory=memory, durable=False)
+    scene.stack.flush("memory" if memory else "nothing")
     assert scene.events("tiers.flushed") == [{"host": memory, "ssd": False}]
     assert scene.after_a_crash(OLD) == 3
 
 
 def test_nor_does_one_where_there_is_nothing_to_write_it_to() -> None:
     stack = make_stack()
-    stack.flush(memory=True, durable=True)
+    stack.flush("all")
     assert [event.fields for event in stack.events.since()] == [{"host": True, "ssd": True}]

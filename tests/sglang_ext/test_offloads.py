@@ -250,7 +250,7 @@ def test_whatever_fails_no_page_of_other_weights_is_found(monkeypatch: pytest.Mo
     request.begin([key.hex() for key in keys])
     stack.restorer.wait_idle()
     transfer = linker.PoolTransfer(name=linker.PoolName.KV, keys=[key.hex() for key in keys])
-    assert swift.lookup("r", [transfer]) == [1, 2]
+    assert list(swift.lookup("r", [transfer])) == [1, 2]
 
     def failing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("an error of ours")
@@ -261,7 +261,7 @@ def test_whatever_fails_no_page_of_other_weights_is_found(monkeypatch: pytest.Mo
         with monkeypatch.context() as broken:
             broken.setattr(owner, fails, failing)
             swift.weights_changed(device_emptied=True)
-        assert swift.lookup("r", [transfer]) == []
+        assert list(swift.lookup("r", [transfer])) == []
         assert stack.probe(keys) == 0
         swift.reset()
         assert stack.probe(keys) == 0
@@ -718,7 +718,7 @@ def loading() -> Iterator[SwiftLinker]:
         transfer = linker.PoolTransfer(
             name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
         )
-        assert swift.lookup("r", [transfer]) == [1, 2]
+        assert list(swift.lookup("r", [transfer])) == [1, 2]
         assert swift.load("r", [transfer])
         request.end()
         yield swift

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 
 from ...base.errors import BusError, ConfigError
-from ...base.private_directory import open_private_directory
+from ...base.private_directory import SOCKET_PATH_BYTES, open_private_directory
 from . import redis_child
 from .redis_binary import child_environment, find_server
 
@@ -29,8 +29,6 @@ _DIRECTORY_FIELD = "bus.directory"
 _SOCKET = "redis.sock"
 _LOCK = "redis.lock"
 _LOG = "redis.log"
-#: sockaddr_un.sun_path is 108 bytes, the last of them zero.
-_PATH_BYTES = 107
 
 
 class EmbeddedRedis:
@@ -216,9 +214,9 @@ def socket_path(directory: str | Path | None = None) -> Path:
     """Where the embedded Redis of `directory` (unset: the default one) listens. Raises ConfigError."""
     path = (default_directory() if directory is None else Path(directory).expanduser().absolute()) / _SOCKET
     length = len(os.fsencode(path))
-    if length > _PATH_BYTES:
+    if length > SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"bus.directory: {path} is too long for a socket, {length} bytes of at most {_PATH_BYTES}; "
+            f"bus.directory: {path} is too long for a socket, {length} bytes of at most {SOCKET_PATH_BYTES}; "
             "name a shorter directory"
         )
     return path
