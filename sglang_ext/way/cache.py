@@ -83,9 +83,10 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
             if self.layer_wise is not None:
                 facts.no_layers = self.layer_wise.why_not(req)
             request = self._arrive(req, key, facts, result)
+        else:
+            self.admission.look()  # SGLang may order its queue by what requests find
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
-        self.admission.look()  # where requests are ordered by what they find
         if not request.pages or not (request.agreed or request.computes):
             return result  # nothing can be promised on any rank: it would cost them a collective to say so
         self._matching = request

@@ -493,18 +493,22 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
     from swift_tiers.sglang_ext import hook_functions
 
     monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: scheduler.linker)
-    adapter, served = "0123456789abcdef" * 2, SimpleNamespace(linker=object(), enable_lora=True)
+    model = SimpleNamespace(vocab_size=256)
+    adapter, served = "0123456789abcdef" * 2, SimpleNamespace(linker=object(), enable_lora=True, model_config=model)
 
-    def key(extra_key, lora_id, scheduler=served):
-        req = Req("r", "", array("q", [1, 2]), SamplingParams(), extra_key=extra_key, lora_id=lora_id)
+    def key(extra_key, lora_id, scheduler=served, last=2):
+        req = Req("r", "", array("q", [1, last]), SamplingParams(), extra_key=extra_key, lora_id=lora_id)
         hook_functions.after_radix_namespace(None, scheduler, req)
         return req.extra_key
 
-    assert key(adapter, None, SimpleNamespace(linker=object(), enable_lora=False)) == adapter, "nothing to keep apart"
+    alone = SimpleNamespace(linker=object(), enable_lora=False, model_config=model)
+    assert key(adapter, None, alone) == adapter, "nothing to keep apart"
     assert key(adapter, None, SimpleNamespace(linker=None, enable_lora=True)) == adapter, "no tiers, no change"
     given = [(None, None), ("", None), (adapter, None), (f"{adapter}\0", None), ("x", None), (None, adapter)]
     given += [("x", adapter), (f"x{adapter}", None), ("\0", adapter), (adapter, adapter)]
-    assert len({key(*pair) for pair in given}) == len(given)
+    # Numbers beyond the vocabulary stand for pictures: nobody who sends some has a key of those who do not.
+    keys = {key(*pair, last=last) for pair in given for last in (255, 256)}
+    assert len(keys) == 2 * len(given) - 1, "of an empty one and none, where both get a mark"
     assert key(None, None) is None, "most requests have no key of their own"
 
 
