@@ -104,9 +104,9 @@ class Member:
     def next_load(self, source: str, most: int) -> range:
         """As `Flight.next_load`, in whole granules, where that leaves any."""
         units = self.flight.next_load(source, most)
-        return units if units.start < self.flight.lead else self._whole(units, source) or units
+        return units if units.start < self.flight.lead else self.whole(units, source) or units
 
-    def _whole(self, units: range, source: str) -> range:
+    def whole(self, units: range, source: str) -> range:
         """Without those at the start that come with others before them."""
         return units[-(self.start + units.start) % self.granule(source) :]
 
@@ -164,7 +164,7 @@ class Member:
         if not comes_sooner(max(0, units.stop - self._fewest(units, left, sooner_than))):
             return range(0)
         while units and not comes_sooner(units.start):
-            units = self._whole(units[1:], source)
+            units = self.whole(units[1:], source)
         return units
 
 
@@ -409,11 +409,14 @@ class Batch(Generic[Request]):
         self, waiting: list[Request], source: str, allowed: Callable[[Request], int], now: float
     ) -> tuple[Request, range] | None:
         """What is loaded from a source that has brought nothing for a while, because computing seemed sooner: only that
-        tells whether it is as slow as it was. Nobody waits for it, as it is not expected in time."""
+        tells whether it is as slow as it was. Nobody waits for it, as it is not expected in time: the device has
+        something to compute before, and what it costs is known, as it is of whole granules."""
         if self.under_way(source) or source not in self._flowing or now - self._flowing[source].since < AGAIN_SECONDS:
             return None
         for request in waiting:
-            units = self._members[request].next_load(source, allowed(request))
+            member = self._members[request]
+            units = member.next_load(source, allowed(request))
+            units = member.whole(range(max(units.start, member.flight.front + 1), units.stop), source)
             if units:
                 return request, units
         return None

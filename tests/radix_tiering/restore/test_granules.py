@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.restore.batch import Batch, Forward
@@ -82,6 +82,9 @@ class Restored:
         return self.now
 
 
+@example(5, 12, 1, 3.0, 4.0, 15).via(
+    "what is left of a granule, asked for because its source had rested for ten seconds"
+)
 @given(
     granules=st.integers(1, 12),
     granule=st.integers(1, 16),
