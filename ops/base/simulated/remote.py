@@ -6,19 +6,16 @@ there or not, and as long on its way as one line of a network takes, each way; i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.tiers.remote import ObjectNames, ObjectShape
-from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineJob, EngineReady, Verb
+from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineJob
 from swift_tiers.radix_tiering.tiers.remote.objects import ObjectHeader, parse_name, unwrap, wrap
-
-_VERBS: tuple[Verb, ...] = ("exists", "get", "put")
+from swift_tiers.radix_tiering.tiers.testing.model_engine import VERBS, LaneEngine
 
 
 class StoreModel:
@@ -45,49 +42,26 @@ class StoreModel:
         return lambda tell: StoreLine(self, np.zeros((slots, self.shape.stride), np.uint8), tell)
 
 
-class StoreLine:
+class StoreLine(LaneEngine[tuple[float, EngineJob]]):
     """A `RemoteEngine`. What is asked for by one verb is done one job after the other, beside the other verbs."""
 
     def __init__(self, store: StoreModel, memory: np.ndarray, tell: Callable[[EngineEvent], None]) -> None:
-        self.memory = memory
         self._store = store
-        self._tell = tell
         self._clock = store.runner.monotonic
         self._digest = page_digest(np.zeros(store.shape.page_bytes, np.uint8))
-        self._asked: dict[Verb, deque[tuple[float, EngineJob]]] = {verb: deque() for verb in _VERBS}
-        self._wake = store.runner.condition()
-        self._ended = False
-        self._threads = [store.runner.thread(partial(self._run, verb), f"store-{verb}") for verb in _VERBS]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(store.runner, memory, tell, {verb: f"store-{verb}" for verb in VERBS})
 
-    def ask(self, job: EngineJob) -> bool:
-        with self._wake:
-            self._asked[job.verb].append((self._clock(), job))
-            self._wake.notify_all()
+    def _note(self, job: EngineJob) -> tuple[float, EngineJob]:
+        """When it was asked, and it."""
+        return self._clock(), job
+
+    def _do_next(self, noted: tuple[float, EngineJob]) -> bool:
+        when, job = noted
+        begins = max(self._clock(), when + self._store.latency_seconds)
+        nbytes = len(job.slots) * self._store.shape.pages * self._store.shape.page_bytes
+        self._store.runner.sleep(begins + nbytes / self._store.bytes_per_second - self._clock())
+        self._tell(EngineAnswer(job.number, self._do(job)))
         return True
-
-    def end(self) -> None:
-        with self._wake:
-            self._ended = True
-            self._wake.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self, verb: Verb) -> None:
-        asked = self._asked[verb]
-        if verb == "exists":
-            self._tell(EngineReady())
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: asked or self._ended)
-                if self._ended:
-                    return
-                when, job = asked.popleft()
-            begins = max(self._clock(), when + self._store.latency_seconds)
-            nbytes = len(job.slots) * self._store.shape.pages * self._store.shape.page_bytes
-            self._store.runner.sleep(begins + nbytes / self._store.bytes_per_second - self._clock())
-            self._tell(EngineAnswer(job.number, self._do(job)))
 
     def _do(self, job: EngineJob) -> list[bool]:
         objects = self._store.objects

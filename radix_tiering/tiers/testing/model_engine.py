@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ...base.runner import THREADS, Runner
 from ..remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, Verb
 from ..remote.objects import HEADER_BYTES
+
+Noted = TypeVar("Noted")
 
 VERBS: tuple[Verb, ...] = ("exists", "get", "put")
 
@@ -60,28 +64,27 @@ class ModelStore:
         return lambda tell: ModelEngine(self, np.zeros((slots, stride), np.uint8), tell)
 
 
-class ModelEngine:
-    """One life. Answers on threads of its own, one or one for each verb, on each one job after the other."""
+class LaneEngine(ABC, Generic[Noted]):
+    """One life of an engine that is none. What is asked on a lane is done one job after the other, by a thread of the
+    lane's own."""
 
-    def __init__(self, store: ModelStore, memory: np.ndarray, tell: Callable[[EngineEvent], None]) -> None:
+    def __init__(
+        self, runner: Runner, memory: np.ndarray, tell: Callable[[EngineEvent], None], lanes: Mapping[Verb, str]
+    ) -> None:
+        """`lanes`: what their threads are called; what has none goes to the first."""
         self.memory = memory
-        self._store = store
         self._tell = tell
-        self._lanes: dict[Verb, deque[EngineJob]] = {verb: deque() for verb in VERBS[: None if store.lanes else 1]}
-        self._wake = store.runner.condition()
+        self._lanes: dict[Verb, deque[Noted]] = {verb: deque() for verb in lanes}
+        self._first = next(iter(lanes))
+        self._wake = runner.condition()
         self._ended = False
-        store.lives += 1
-        self._threads = [
-            store.runner.thread(partial(self._run, verb), f"swift-model-engine{number or ''}")
-            for number, verb in enumerate(self._lanes)
-        ]
+        self._threads = [runner.thread(partial(self._run, verb), called) for verb, called in lanes.items()]
         for thread in self._threads:
             thread.start()
 
     def ask(self, job: EngineJob) -> bool:
-        self._store.jobs.append(job)
         with self._wake:
-            self._lanes.get(job.verb, self._lanes[VERBS[0]]).append(job)
+            self._lanes.get(job.verb, self._lanes[self._first]).append(self._note(job))
             self._wake.notify_all()
         return True
 
@@ -93,30 +96,61 @@ class ModelEngine:
             for thread in self._threads:
                 thread.join()
 
+    @abstractmethod
+    def _note(self, job: EngineJob) -> Noted:
+        """What is kept of a job from when it is asked until its turn."""
+
+    @abstractmethod
+    def _do_next(self, noted: Noted) -> bool:
+        """Do it, and tell of it; False: nothing more is done on its lane."""
+
     def _run(self, verb: Verb) -> None:
-        jobs = self._lanes[verb]
-        if verb == VERBS[0]:
+        noted = self._lanes[verb]
+        if verb == self._first:
             self._tell(EngineReady())
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: jobs or self._ended)
+                self._wake.wait_for(lambda: noted or self._ended)
                 if self._ended:
                     return
-                job = jobs.popleft()
-            fault = self._store.fault(job)
-            if fault is EngineFault.DIES:
-                self._tell(EngineGone("its process was ended by SIGSEGV"))
+                one = noted.popleft()
+            if not self._do_next(one):
                 return
-            if fault is EngineFault.HANGS:
-                continue
-            seconds = self._store.seconds(job) if callable(self._store.seconds) else self._store.seconds
-            self._wait(seconds + (self._store.late_seconds if fault is EngineFault.LATE else 0.0))
-            if self._ended:
-                return
-            if fault is EngineFault.FAILS:
-                self._tell(EngineAnswer(job.number, [False] * len(job.names), f"{job.verb}: no route to the store"))
-            else:
-                self._tell(EngineAnswer(job.number, self._do(job, fault)))
+
+
+class ModelEngine(LaneEngine[EngineJob]):
+    """Does what is asked, but for the faults of its store; one job after the other, or one of each verb."""
+
+    def __init__(self, store: ModelStore, memory: np.ndarray, tell: Callable[[EngineEvent], None]) -> None:
+        self._store = store
+        store.lives += 1
+        lanes = enumerate(VERBS[: None if store.lanes else 1])
+        called = {verb: f"swift-model-engine{number or ''}" for number, verb in lanes}
+        super().__init__(store.runner, memory, tell, called)
+
+    def ask(self, job: EngineJob) -> bool:
+        self._store.jobs.append(job)
+        return super().ask(job)
+
+    def _note(self, job: EngineJob) -> EngineJob:
+        return job
+
+    def _do_next(self, noted: EngineJob) -> bool:
+        job, fault = noted, self._store.fault(noted)
+        if fault is EngineFault.DIES:
+            self._tell(EngineGone("its process was ended by SIGSEGV"))
+            return False
+        if fault is EngineFault.HANGS:
+            return True
+        seconds = self._store.seconds(job) if callable(self._store.seconds) else self._store.seconds
+        self._wait(seconds + (self._store.late_seconds if fault is EngineFault.LATE else 0.0))
+        if self._ended:
+            return False
+        if fault is EngineFault.FAILS:
+            self._tell(EngineAnswer(job.number, [False] * len(job.names), f"{job.verb}: no route to the store"))
+        else:
+            self._tell(EngineAnswer(job.number, self._do(job, fault)))
+        return True
 
     def _wait(self, seconds: float) -> None:
         if seconds:
