@@ -125,3 +125,11 @@ class Line:
                 engine.tell(EngineAnswer(job.number, [what == "answer"], "" if what == "answer" else "exists: refused"))
             engine.jobs.clear()
         self.turn()
+
+
+def ready_line() -> Line:
+    """A line whose first engine can be asked."""
+    world = Line()
+    for deed in ("wait", "ready"):
+        world.do(deed)
+    return world

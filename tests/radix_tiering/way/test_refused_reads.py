@@ -55,15 +55,19 @@ def nothing_is_kept(stack) -> None:
         assert (reads._waiting, reads._on_its_way, reads._saving) == ({}, {}, {})
 
 
+def nothing_is_kept_and_all_comes_when_it_is_taken_again(stack, keys, takes_again: Callable[[], None]) -> None:
+    nothing_is_kept(stack)
+    takes_again()
+    assert get(stack, keys) == 3
+    check(stack)
+
+
 @REFUSALS
 def test_pages_that_the_only_tier_does_not_take_are_a_miss(monkeypatch: pytest.MonkeyPatch, error: type) -> None:
     stack, keys = beneath("attic")
     takes_again = refuse(monkeypatch, stack.tiers["attic"], "read", error)
     assert get(stack, keys) == 0
-    nothing_is_kept(stack)
-    takes_again()
-    assert get(stack, keys) == 3
-    check(stack)
+    nothing_is_kept_and_all_comes_when_it_is_taken_again(stack, keys, takes_again)
 
 
 @REFUSALS
@@ -82,10 +86,7 @@ def test_a_damaged_page_that_the_next_tier_does_not_take_is_lost(monkeypatch: py
         stack.tiers["attic"].damage(copy_of(stack, stack.table.find(stack.digest, keys[-1]), "attic").place)
     takes_again = refuse(monkeypatch, stack.tiers["cellar"], "read", error)
     assert get(stack, keys) == 2
-    nothing_is_kept(stack)
-    takes_again()
-    assert get(stack, keys) == 3
-    check(stack)
+    nothing_is_kept_and_all_comes_when_it_is_taken_again(stack, keys, takes_again)
 
 
 @REFUSALS
@@ -122,10 +123,7 @@ def test_a_page_whose_landing_raises_what_nobody_expects_is_not_pinned(monkeypat
     lands_again = refuse(monkeypatch, peer, "land", KeyError)
     with stack.table.lock, pytest.raises(KeyError):
         stack.restorer.reads._land(stack.table.find(stack.digest, keys[0]), HOST + 1)
-    nothing_is_kept(stack)
-    lands_again()
-    assert get(stack, keys) == 3
-    check(stack)
+    nothing_is_kept_and_all_comes_when_it_is_taken_again(stack, keys, lands_again)
 
 
 def test_a_page_whose_learning_raises_what_nobody_expects_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineGo
 from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, LAST_CHANCE, MOST_PAUSE, OPEN_SECONDS
 
 from support.examples import examples
-from support.remote_line import TRIAL_SECONDS, Line
+from support.remote_line import TRIAL_SECONDS, Line, ready_line
 
 DEEDS = ("ask", "read", "read", "next", "next", "answer", "fail", "ready", "die", "wait", "stop", "go on")
 
@@ -120,9 +120,7 @@ def test_an_engine_that_fails_is_asked_no_more_which_is_told_once_until_it_does_
 
 
 def test_an_error_between_good_answers_costs_nothing() -> None:
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     for _ in range(5):
         world.line.ask("exists", ["name"], (), world.now + 5.0, lambda done: None, lambda: None)
         for deed in ("fail", "ask", "answer"):
@@ -134,9 +132,7 @@ def test_an_error_between_good_answers_costs_nothing() -> None:
 
 def test_an_engine_that_takes_nothing_is_read_from_all_the_same() -> None:
     """A store that is full, or read-only: what is written rests longer and longer, and is told of once."""
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     rests = []
     for _ in range(6):
         world.ask("put")
@@ -159,9 +155,7 @@ def test_an_engine_that_takes_nothing_is_read_from_all_the_same() -> None:
 
 def test_an_error_says_nothing_of_what_is_there() -> None:
     """Objects that were asked for come late, and are not gone."""
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     slots = world.line.slots.take(2)
     world.ask("get", slots)
     world.do("fail")
@@ -200,9 +194,7 @@ def pause(world: Line, seconds: float) -> None:
 
 @pytest.mark.parametrize("was_late", [False, True])
 def test_an_engine_that_stood_still_with_everything_may_answer_after_all(was_late: bool) -> None:
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     slots = world.line.slots.take(2)
     world.ask("get", slots)
     if was_late:

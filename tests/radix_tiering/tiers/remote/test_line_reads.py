@@ -8,7 +8,7 @@ from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer
 from swift_tiers.radix_tiering.tiers.remote.line import SLOW_SECONDS, TRIAL
 from swift_tiers.radix_tiering.tiers.remote.objects import probe_name
 
-from support.remote_line import READ_SECONDS, SHAPE, Line
+from support.remote_line import READ_SECONDS, SHAPE, Line, ready_line
 
 
 def read(world: Line, came: bool | None, after: float = 0.0) -> None:
@@ -25,9 +25,7 @@ def read(world: Line, came: bool | None, after: float = 0.0) -> None:
 
 
 def test_an_engine_that_answers_questions_and_no_reads_is_tried_by_reads_and_rests_longer_each_time() -> None:
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     read(world, True)
     for _ in range(2):
         assert world.line.open
@@ -57,9 +55,7 @@ def test_an_engine_that_answers_questions_and_no_reads_is_tried_by_reads_and_res
 @pytest.mark.parametrize("after", [0.0, SLOW_SECONDS / 2, 2 * SLOW_SECONDS, 1.0])
 def test_a_read_that_brings_nothing_counts_as_not_answered_if_it_took_long_for_that(after: float) -> None:
     """What was dropped is said to be missing as soon as anything; what cannot be reached is given up after a while."""
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     for _ in range(2):
         assert world.line.open
         read(world, False, after)
@@ -68,9 +64,7 @@ def test_a_read_that_brings_nothing_counts_as_not_answered_if_it_took_long_for_t
 
 
 def test_where_reads_take_long_one_that_brings_nothing_may_as_well() -> None:
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     read(world, True, 1.0)
     for after in (1.5, 1.9):
         read(world, False, after)
@@ -82,9 +76,7 @@ def test_where_reads_take_long_one_that_brings_nothing_may_as_well() -> None:
 
 def test_where_the_object_that_reads_are_tried_by_is_missing_one_read_decides() -> None:
     """It closes on no proof, so one miss opens it again, and for longer."""
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     assert world.engine is not None
     for _ in range(2):
         read(world, None)

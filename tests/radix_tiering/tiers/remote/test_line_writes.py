@@ -7,7 +7,7 @@ import pytest
 from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer
 from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, LAST_CHANCE, PUT_SECONDS, TRIAL
 
-from support.remote_line import TRIAL_SECONDS, Line
+from support.remote_line import TRIAL_SECONDS, Line, ready_line
 
 
 def late_put(world: Line) -> int:
@@ -20,9 +20,7 @@ def late_put(world: Line) -> int:
 
 
 def test_late_writes_hold_back_writes_alone_for_longer_each_time_and_are_told_once() -> None:
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     rests = []
     for _ in range(6):
         assert world.line.takes
@@ -44,9 +42,7 @@ def test_late_writes_hold_back_writes_alone_for_longer_each_time_and_are_told_on
 
 def test_as_long_as_one_that_is_late_is_under_way_nothing_is_written() -> None:
     """It has slots, and each further one would have more."""
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     number = late_put(world)
     world.do("answer")
     world.pass_time(PUT_SECONDS / 2)
@@ -61,9 +57,7 @@ def test_as_long_as_one_that_is_late_is_under_way_nothing_is_written() -> None:
 @pytest.mark.parametrize("answers", [False, True])
 def test_an_engine_that_only_writes_slowly_is_not_given_up_soon(answers: bool) -> None:
     """Whether it does is asked: nobody else may ask anything just then."""
-    world = Line()
-    for deed in ("wait", "ready"):
-        world.do(deed)
+    world = ready_line()
     engine = world.engine
     assert engine is not None
     late_put(world)
