@@ -35,4 +35,5 @@ def author_argument(text: str) -> str:
 def check_between(option: str, value: float | None, least: int, most: int) -> None:
     """Raises CommandError for a number that is given and is not from `least` to `most`; nan is never."""
     if value is not None and not least <= value <= most:
-        raise CommandError(f"{option}: {value:g} is not between {least} and {most}", USAGE)
+        given = f"{value:g}" if isinstance(value, float) else value
+        raise CommandError(f"{option}: {given} is not between {least} and {most}", USAGE)

@@ -19,6 +19,7 @@ import msgspec
 
 from swift_tiers.radix_tiering.bus.contract.views import RankState
 
+from ...base.arguments import check_between
 from ...base.errors import FAILURE, USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.model import demo_model
@@ -65,8 +66,7 @@ def run_demo(options: argparse.Namespace) -> int:
     from ...base.terminal import Terminal
 
     started = time.monotonic()
-    if not 1 <= options.devices <= 16:
-        raise CommandError(f"--devices: {options.devices} is not between 1 and 16", USAGE)
+    check_between("--devices", options.devices, 1, 16)
     if options.max_tokens < 1:
         raise CommandError(f"--max-tokens: {options.max_tokens} is not above 0", USAGE)
     check_new_file("--json", options.json)
@@ -98,8 +98,7 @@ def run_demo(options: argparse.Namespace) -> int:
         console = Terminal(markup=True)
         show(report, console)
         show_lines(tried, console)
-        if options.json is not None:
-            write_new_file("--json", options.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        write_report(report, options.json)
         if options.stay:
             stay(bus, tiers, console)
     return conclude(report)
@@ -299,6 +298,12 @@ def check_keep(keep: Path | None) -> None:
     """Before anything is fetched: see `work_directory`. Raises CommandError."""
     if keep is not None and os.path.lexists(keep):
         raise CommandError(f"--keep: {keep} is there already; name a directory that is not there yet", USAGE)
+
+
+def write_report(report: msgspec.Struct, path: Path | None) -> None:
+    """For `--json`, if it is given. Raises CommandError."""
+    if path is not None:
+        write_new_file("--json", path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
 
 
 @contextlib.contextmanager

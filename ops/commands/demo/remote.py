@@ -20,10 +20,19 @@ from swift_tiers.radix_tiering.tiers.remote.remote_tier import RUN_TOKENS
 
 from ...base.errors import FAILURE, USAGE, CommandError
 from ...base.interruptible import terminable
-from ...base.new_file import check_new_file, write_new_file
+from ...base.new_file import check_new_file
 from ...base.progress import progress
 from .bus import DemoBus
-from .procedure import WARM_UP, check_keep, common_arguments, find_model, tiers_config, wait_started, work_directory
+from .procedure import (
+    WARM_UP,
+    check_keep,
+    common_arguments,
+    find_model,
+    tiers_config,
+    wait_started,
+    work_directory,
+    write_report,
+)
 from .replay import ReplayError, stream
 from .servers import Server, free_ports
 from .store import LocalStore, check_library
@@ -144,8 +153,7 @@ def run_remote_demo(options: argparse.Namespace) -> int:
         time.monotonic() - started,
     )
     show(report, Terminal(markup=True))
-    if options.json is not None:
-        write_new_file("--json", options.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    write_report(report, options.json)
     if report.ok:
         return 0
     print(f"swift-tiers: error: demo: {'; '.join(report.problems)}", file=sys.stderr)

@@ -11,7 +11,8 @@ import msgspec
 
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
 
-from ...base.errors import USAGE, CommandError
+from ...base.arguments import check_between
+from ...base.errors import CommandError
 
 DATA = Path(__file__).parent / "data"
 #: The sessions in the order in which `load_sessions` takes them: neighbours become a pair, so a long one stands beside
@@ -63,10 +64,8 @@ class TurnPlan(NamedTuple):
 
 def load_sessions(sessions: int, turns: int) -> list[list[str]]:
     """The inputs of the first `turns` requests of the first `sessions` sessions. Raises CommandError."""
-    if not MIN_SESSIONS <= sessions <= len(SESSIONS):
-        raise CommandError(f"--sessions: {sessions} is not between {MIN_SESSIONS} and {len(SESSIONS)}", USAGE)
-    if not MIN_TURNS <= turns <= MAX_TURNS:
-        raise CommandError(f"--turns: {turns} is not between {MIN_TURNS} and {MAX_TURNS}", USAGE)
+    check_between("--sessions", sessions, MIN_SESSIONS, len(SESSIONS))
+    check_between("--turns", turns, MIN_TURNS, MAX_TURNS)
     loaded = []
     for name in SESSIONS[:sessions]:
         with open(DATA / f"{name}.jsonl", encoding="utf-8") as lines:

@@ -27,6 +27,7 @@ from swift_tiers.radix_tiering.restore.profiles import (
     save_profile,
 )
 
+from ...base.arguments import check_between
 from ...base.errors import USAGE, CommandError
 from ...base.interruptible import terminable
 from ...base.new_file import check_new_file
@@ -47,8 +48,7 @@ def run_profile(options: argparse.Namespace) -> int:
     """See the package; `options` are its arguments. Returns the exit code. Raises CommandError, SwiftTiersError."""
     from ...base.terminal import Terminal
 
-    if not 1 <= options.seconds <= 3600:
-        raise CommandError(f"--seconds: {options.seconds:g} is not between 1 and 3600", USAGE)
+    check_between("--seconds", options.seconds, 1, 3600)
     check_out(options.out)
     if options.out is None and profile_directory() is None:
         raise CommandError("--out: this user has no home directory to keep the profile in; name a file", USAGE)
