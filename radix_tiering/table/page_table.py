@@ -142,6 +142,11 @@ class PageTable:
     def _pages(self, rows: np.ndarray) -> list[Page]:
         return [Page(self.book, row, generation) for row, generation in self._rows.make_handles(rows)]
 
+    def _one_by_one(self, rows: np.ndarray) -> Iterator[Page]:
+        """The same of many, without a list of all."""
+        for start in range(0, len(rows), BATCH):
+            yield from self._pages(rows[start : start + BATCH])
+
     # ---- finding and entering ----
 
     def find(self, namespace: bytes, key: bytes) -> Page | None:
@@ -598,9 +603,7 @@ class PageTable:
     def perhaps_on(self, tier: int, part: Part) -> Iterator[Page]:
         """The pages that may have a copy on a part of a tier, of when the first is asked for, made one by one; ask
         `lies_on` of each. Any thread, without the lock: it may take as long as there are pages."""
-        rows = self.of[tier].under(part)
-        for start in range(0, len(rows), BATCH):
-            yield from self._pages(rows[start : start + BATCH])
+        yield from self._one_by_one(self.of[tier].under(part))
 
     def lies_on(self, page: Page, tier: int, part: Part) -> bool:
         """Whether its copy in a tier is whole, and on that part."""
@@ -782,9 +785,7 @@ class PageTable:
 
     def all_pages(self) -> Iterator[Page]:
         """The same of all, made one by one: those of now, as far as they still are then. Any thread."""
-        rows = self._rows.used()
-        for start in range(0, len(rows), BATCH):
-            yield from (page for page in self._pages(rows[start : start + BATCH]) if not page.dropped)
+        yield from (page for page in self._one_by_one(self._rows.used()) if not page.dropped)
 
     def directory(self, namespace: bytes) -> DirectorySnapshot:
         """The summary of what is held, from the point of view of a server of `namespace`."""

@@ -3,8 +3,7 @@
 SGLang calls every method here on the scheduler's thread, between two batches. So nothing here holds the page table's
 lock for long, or waits for a tier, but `reset` where it empties the ssd tier, `still` and `close`; what waits for
 copies says so. Methods with `never_raises` let no exception out; of the others none is expected: one would end the
-server.
-Copying is done by `Offloader` and `Loader`, on threads of their own.
+server. Copying is done by `Offloader` and `Loader`, on threads of their own.
 
 A request's way up:
 
