@@ -30,8 +30,8 @@ class RestoreStory(msgspec.Struct, frozen=True, kw_only=True):
     planned_meeting_pages: int | None = None  # behind these, all were to be loaded
     runs: tuple[tuple[str, int], ...] = ()  # how the found pages came, in order: a tier, "compute" or "device"
     computed_pages: int | None = None  # only while it runs: of those pages, computed or being computed now
-    arrived_pages: int | None = None  # likewise: in host memory, verified, and not on the device yet
-    loading_pages: int | None = None  # likewise: on their way to host memory
+    arrived_pages: int | None = None  # likewise: can be copied to the device now, from host or landing memory
+    loading_pages: int | None = None  # likewise: on their way there
     meeting_pages: int | None = None  # behind these, all were loaded; known when every page has come
     layers: int = 0  # of the model, if the lower ones were computed and the upper ones copied; else 0
     planned_layer: int | None = None  # the layers below it were to be computed

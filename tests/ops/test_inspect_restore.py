@@ -239,7 +239,7 @@ def test_what_has_not_come_is_told() -> None:
     )
     assert "of the 30 pages before it ended: " in explained(story, state="aborted")
     far = changed(story, computed_pages=4, arrived_pages=9, loading_pages=3)
-    said = "16 have not come: 9 lie in host memory, 3 are on their way there"
+    said = "16 have not come: 9 have come up, 3 are on their way"
     assert said in explained(far, state="running")
     assert said not in explained(far, state="aborted")
 

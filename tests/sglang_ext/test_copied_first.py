@@ -105,16 +105,18 @@ def goes_on_alone(s):
         return log, list(map(len, copying.copied))
 
 
-def ends_while_it_is_copied(s, how: str):
-    """Its slots are not given back before nothing is copied there any more; a copy that fails is its end."""
-    import threading
+def ends_while_it_is_copied(s, how: str, seed: int):
+    """Its slots are not given back before nothing is copied there any more; a copy that fails is its end.
 
+    `seed`: one of its own for each time, or the request that decodes finds pages in host memory, and a copy of them
+    is taken for the one that is waited for."""
     from sglang.srt.managers.io_struct import AbortReq
 
-    question = prompt(5, LONG)
+    question = prompt(300 + seed, LONG)
     with copies(s) as copying:
         (answer,) = in_host_memory(s, question)
-        decoding = one_decodes(s, 104)
+        decoding = one_decodes(s, 310 + seed)
+        assert not copying.copied
         copying.held, req = True, s.add(question)
         steps(s, until=lambda: bool(copying.copied))
         free, seen = s.cache.free_kv_row, []
@@ -242,7 +244,8 @@ def test_it_is_copied_beside_its_forward_where_nobody_decodes_any_more(scheduler
 @pytest.mark.parametrize("how", ["aborted", "failed"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_it_may_end_while_it_is_copied(scheduler, how: str, overlap: bool) -> None:
-    in_loop(scheduler, ends_while_it_is_copied, how, overlap=overlap)
+    seed = 2 * overlap + (how == "failed")
+    in_loop(scheduler, ends_while_it_is_copied, how, seed, overlap=overlap)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

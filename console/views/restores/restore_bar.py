@@ -18,7 +18,7 @@ ARRIVED, LOADING, OPEN = "arrived", "loading", "open"
 #: How stretches are called, and which meaning of the palette they have.
 NAMES = {
     COMPUTED: "computed", ON_DEVICE: "found on the device", "host": "from host memory", "peer": "from peers",
-    "ssd": "from ssd", ARRIVED: "in host memory", LOADING: "on the way", OPEN: "open",
+    "ssd": "from ssd", ARRIVED: "come up", LOADING: "on the way", OPEN: "open",
 }  # fmt: skip
 _STYLES = {COMPUTED: "compute", ON_DEVICE: "device", ARRIVED: "host", LOADING: "loading", OPEN: "muted"}
 #: For those who see no colours: which tier brought a page.

@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True):
 
 def directory() -> Path:
     beside = Path(__file__).resolve().parents[4] / "shared" / "data"
-    return Path(os.environ.get(VARIABLE, beside)).expanduser()
+    return Path(os.environ.get(VARIABLE) or beside).expanduser()
 
 
 def read(name: str = MOONCAKE) -> list[Record]:

@@ -130,7 +130,7 @@ def _on_their_way(view: RequestView, story: RestoreStory) -> str:
     """How far those are that the device does not have yet."""
     if not view.live or story.arrived_pages is None:
         return ""
-    return f": {count(story.arrived_pages)} lie in host memory, {count(story.loading_pages)} are on their way there"
+    return f": {count(story.arrived_pages)} have come up, {count(story.loading_pages)} are on their way"
 
 
 def _how_long(story: RestoreStory) -> Iterator[str]:

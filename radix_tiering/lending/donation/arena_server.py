@@ -107,7 +107,7 @@ class ArenaServer:
             self._listener.listen(MAX_GUESTS)
         except OSError as error:
             self._listener.close()
-            raise ConfigError(f"lease address: cannot listen at {path} ({error.strerror}); name another") from None
+            raise ConfigError(f"{LEASE_DIRECTORY}: cannot listen at {path} ({error.strerror}); name another") from None
         self._poll = runner.poller()
         self._poll.register(self._listener.fileno(), READABLE)
         self._thread = runner.thread(self._run, "swift-arena")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...base.errors import ConfigError
-from ...base.private_directory import SOCKET_PATH_BYTES
+from ...base.private_directory import LEASE_DIRECTORY, SOCKET_PATH_BYTES
 from ..leases.addresses import ARENA, ipc_path
 from .arena_messages import MAX_PACKET_BYTES
 
@@ -35,9 +35,9 @@ def arena_path(address: str) -> Path:
         path = ipc_path(address).with_suffix(ARENA)
         length = len(os.fsencode(path))
     except ValueError as error:  # of a name that no file can have
-        raise ConfigError(f"lease address: {address!r} names no socket: {error}") from error
+        raise ConfigError(f"{LEASE_DIRECTORY}: {address!r} names no socket: {error}") from error
     if length > SOCKET_PATH_BYTES:
-        raise ConfigError(f"lease address: {path} is too long for a socket; name a shorter directory")
+        raise ConfigError(f"{LEASE_DIRECTORY}: {path} is too long for a socket; name a shorter one")
     return path
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from ...base.errors import ConfigError
-from ...base.private_directory import SOCKET_PATH_BYTES
+from ...base.private_directory import LEASE_DIRECTORY, SOCKET_PATH_BYTES
 from ...base.runner import THREADS
 
 #: Beside each other: the sockets of a donor's leases and of its memory, and the lock of whoever listens there.
@@ -22,13 +22,13 @@ _SWEEP_SECONDS, _LOOK_SECONDS = 1.0, 0.01
 def ipc_address(directory: str | Path, name: str) -> str:
     """The address of the donor `name` in `directory`. Raises ConfigError where it cannot be one."""
     if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", name):
-        raise ConfigError(f"lease address: {name!r} cannot name a socket; use letters, digits and any of . _ : -")
+        raise ConfigError(f"bus.server: {name!r} cannot name a socket; use letters, digits and any of . _ : -")
     path = Path(directory).expanduser().absolute() / f"{name}{_LEASES}"
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"lease address: {path} is too long for a socket, {length} bytes of at most {SOCKET_PATH_BYTES}; "
-            "name a shorter directory"
+            f"{LEASE_DIRECTORY}: {path} is too long for a socket, {length} bytes of at most {SOCKET_PATH_BYTES}; "
+            "name a shorter one"
         )
     return f"ipc://{path}"
 
@@ -50,7 +50,7 @@ def take_path(path: Path) -> int:
     until = THREADS.monotonic() + _SWEEP_SECONDS
     while (lock := _locked(path.with_suffix(_LOCK), os.O_CREAT)) is None:
         if THREADS.monotonic() >= until:
-            raise ConfigError(f"lease address: another server listens at {path}; give this one another name")
+            raise ConfigError(f"bus.server: another server listens at {path}; give this one another name")
         THREADS.sleep(_LOOK_SECONDS)
     return lock
 

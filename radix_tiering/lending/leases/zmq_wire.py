@@ -135,7 +135,9 @@ class ZmqWire(Wire[Dealer]):
         try:
             self._router.bind(address)
         except zmq.ZMQError as error:
-            raise ConfigError(f"lease address: cannot listen at {address} ({error.strerror}); name another") from None
+            raise ConfigError(
+                f"{LEASE_DIRECTORY}: cannot listen at {address} ({error.strerror}); name another"
+            ) from None
         os.chmod(path, 0o600)
         self._party = party
         self._poller.register(self._router, zmq.POLLIN)
@@ -151,7 +153,7 @@ class ZmqWire(Wire[Dealer]):
             socket.connect(address)
         except zmq.ZMQError as error:
             socket.close(0)
-            raise ConfigError(f"lease address: cannot use {address} ({error.strerror}); name another") from None
+            raise ConfigError(f"{LEASE_DIRECTORY}: cannot use {address} ({error.strerror}); name another") from None
         return Dealer(socket)
 
     def add(self, donor: str, dealer: Dealer) -> None:
