@@ -246,20 +246,15 @@ def _read_set_ids(paths: Sequence[Path], seconds: float | None) -> dict[Path, by
 
 def _read_set_id(path: Path) -> bytes | None:
     """Which stripe set the device belongs to, by the first superblock copy that is whole; None if none is."""
-    from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-    from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Superblock, decode_superblock
+    from swift_tiers.radix_tiering.tiers.ssd.claiming import read_copies
+    from swift_tiers.radix_tiering.tiers.ssd.layout import Superblock
 
     try:
         with open(path, "rb") as file:
-            for offset in SUPERBLOCK_OFFSETS:
-                file.seek(offset)
-                block = file.read(BLOCK_BYTES)
-                found = decode_superblock(block) if len(block) == BLOCK_BYTES else None
-                if isinstance(found, Superblock):
-                    return found.set_id
+            copies = read_copies(lambda offset, length: os.pread(file.fileno(), length, offset))
     except OSError as error:
         raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
-    return None
+    return next((copy.set_id for copy in copies if isinstance(copy, Superblock)), None)
 
 
 def check_set(

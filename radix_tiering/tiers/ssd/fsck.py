@@ -38,8 +38,8 @@ from .members import (
     read_tables,
     write_table,
 )
-from .namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
-from .opening import write_superblock
+from .namespaces import NamespaceEntry, NamespaceTable
+from .opening import common_table, write_superblock
 from .scan import Assembly, ScanResult, assemble, scan_devices
 from .stored_pages import StoredPages
 from .transfers import verify_unit
@@ -144,7 +144,6 @@ def _look(
     problems: list[Problem] = []
     corrupt: set[tuple[int, int]] = set()
     found: dict[int, np.ndarray] = {}
-    reach: dict[int, int] = {}
     total = sum(superblock.geometry.slot_count for superblock in alive.values())
     seen = dict.fromkeys(alive, 0)
 
@@ -155,14 +154,10 @@ def _look(
 
     scans = scan_devices(array, alive, patience, tick)
     for device, superblock in alive.items():
-        scan = scans[device]
-        reach[device] = max(superblock.next_generation, scan.last_generation + 1)
-        found[device], bad = _live_records(array, members.probes[device], superblock, scan, problems, patience)
+        found[device], bad = _live_records(array, members.probes[device], superblock, scans[device], problems, patience)
         corrupt.update((device, slot) for slot in bad)
 
-    minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
-    generation = max([1, *reach.values(), *minimums])
-    table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
+    table, generation = common_table(alive, scans, tables)
     assembly = _sound_pages(array, members, alive, table, found, corrupt, verify_payload, progress, patience)
     whole = list(assembly.pages)
     pages, unreachable = _by_reachability(whole)

@@ -6,7 +6,7 @@ All integers are little-endian. Every checksum is xxh3-128 (`page_digest`) in it
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -46,54 +46,32 @@ SLOT_MAGIC = b"SWFTSLOT"
 #: the same in every unit of a page, then what is not, but for the digest of the page at the end.
 _IDENTITY = struct.Struct("<8sII16s16s32s32sIIIIQQQQ16s")
 IDENTITY_BYTES = _IDENTITY.size
-_UNITS_AT = 120
 PAYLOAD_DIGEST_OFFSET = IDENTITY_BYTES
 _HEADER_END = PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES
-_REST_OF_HEADER = bytes(CHECKSUM_OFFSET - _HEADER_END)
 
 #: A slot header as numpy sees it, for scans: one element is one whole 4 KiB block.
 HEADER_DTYPE = np.dtype(
-    {
-        "names": [
-            "magic",
-            "version",
-            "namespace_id",
-            "set_id",
-            "namespace",
-            "key",
-            "parent",
-            "depth",
-            "unit_index",
-            "unit_count",
-            "device_index",
-            "length",
-            "payload_length",
-            "generation",
-            "slot",
-            "digest",
-        ],
-        "formats": [
-            "V8",
-            "<u4",
-            "<u4",
-            "V16",
-            "V16",
-            "V32",
-            "V32",
-            "<u4",
-            "<u4",
-            "<u4",
-            "<u4",
-            "<u8",
-            "<u8",
-            "<u8",
-            "<u8",
-            "V16",
-        ],
-        "offsets": [0, 8, 12, 16, 32, 48, 80, 112, 116, 120, 124, 128, 136, 144, 152, 160],
-        "itemsize": BLOCK_BYTES,
-    }
+    [
+        ("magic", "V8"),
+        ("version", "<u4"),
+        ("namespace_id", "<u4"),
+        ("set_id", "V16"),
+        ("namespace", "V16"),
+        ("key", "V32"),
+        ("parent", "V32"),
+        ("depth", "<u4"),
+        ("unit_index", "<u4"),
+        ("unit_count", "<u4"),
+        ("device_index", "<u4"),
+        ("length", "<u8"),
+        ("payload_length", "<u8"),
+        ("generation", "<u8"),
+        ("slot", "<u8"),
+        ("digest", "V16"),
+        ("not_known_beforehand", f"V{BLOCK_BYTES - IDENTITY_BYTES}"),
+    ]
 )
+_UNITS_AT: int = HEADER_DTYPE.fields["unit_count"][1]  # type: ignore[index]
 
 #: One live slot in a checkpoint; 128 bytes. From `generation` on it is the same in every unit of one page write.
 RECORD_DTYPE = np.dtype(
@@ -366,20 +344,6 @@ def coded_identity(identity: bytes, units: int, digest: bytes) -> bytes:
     return bytes(coded)
 
 
-def encode_header(identity: bytes, payload_digest: bytes) -> bytes:
-    """A whole slot header block."""
-    block = bytearray(BLOCK_BYTES)
-    write_header(memoryview(block), identity, payload_digest)
-    return bytes(block)
-
-
-def write_header(block: memoryview, identity: bytes, payload_digest: bytes) -> None:
-    """Make `block`, of 4 KiB, a whole slot header."""
-    block[:_HEADER_END] = identity + payload_digest
-    block[_HEADER_END:CHECKSUM_OFFSET] = _REST_OF_HEADER
-    block[CHECKSUM_OFFSET:] = page_digest(block[:CHECKSUM_OFFSET])
-
-
 class SlotHeader(NamedTuple):
     """A slot header taken apart."""
 
@@ -437,8 +401,3 @@ def check_record(record: PageRecord) -> None:
         raise ValueError(f"a page record needs keys of {KEY_BYTES} bytes and a namespace of {NAMESPACE_BYTES}")
     if record.length <= 0 or not 0 <= record.depth < 1 << 32:
         raise ValueError(f"page length {record.length} and depth {record.depth} must be positive and fit their fields")
-
-
-def combined_digest(unit_digests: Sequence[bytes]) -> bytes:
-    """The digest of a page: that of its units' digests. Equal digests: equal bytes, whoever wrote them, and when."""
-    return page_digest(b"".join(unit_digests))

@@ -7,7 +7,7 @@ The order of opening for writing is what makes every crash harmless: read everyt
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from .members import (
     write_table,
 )
 from .namespaces import MemberTable, NamespaceTable, reconcile
-from .scan import assemble, scan_devices
+from .scan import ScanResult, assemble, scan_devices
 from .slots import SlotAllocator, SlotMap
 from .stored_pages import StoredPages
 
@@ -166,12 +166,7 @@ def open_set(
     scanned = tuple(device for device, records in found.items() if records is None)
     scans = scan_devices(array, {device: known[device] for device in scanned}, patience, scanning)
     records = {device: scans[device].records if one is None else one for device, one in found.items()}
-    reach = {device: superblock.next_generation for device, superblock in known.items()}
-    for device, scan in scans.items():
-        reach[device] = max(reach[device], scan.last_generation + 1)
-    minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
-    generation = max([1, *reach.values(), *minimums])
-    table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
+    table, generation = common_table(known, scans, tables)
 
     def pages_of(devices: Container[int]) -> StoredPages:
         go_on()
@@ -199,6 +194,19 @@ def open_set(
         superblocks,
         next_copy,
     )
+
+
+def common_table(
+    superblocks: Mapping[int, Superblock], scans: Mapping[int, ScanResult], tables: Mapping[int, NamespaceTable]
+) -> tuple[NamespaceTable, int]:
+    """What members' namespace tables come to, and the generation that no page of theirs has reached. All by device;
+    `scans`: of those whose slot headers were read."""
+    reach = {device: superblock.next_generation for device, superblock in superblocks.items()}
+    for device, scan in scans.items():
+        reach[device] = max(reach[device], scan.last_generation + 1)
+    minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
+    generation = max([1, *reach.values(), *minimums])
+    return reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation), generation
 
 
 def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Superblock, patience: Patience) -> int:

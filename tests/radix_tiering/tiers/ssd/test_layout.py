@@ -23,16 +23,16 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     SlotHeader,
     SlotPlace,
     Superblock,
-    combined_digest,
     decode_header,
     decode_superblock,
-    encode_header,
     unit_identity,
     unit_length,
 )
 from swift_tiers.radix_tiering.tiers.ssd.namespaces import MAX_NAMESPACES, NamespaceTable
 from swift_tiers.radix_tiering.tiers.ssd.transfers import verify_unit
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
+
+from support.headers import combined_digest, encode_header
 
 SUPERBLOCK = Superblock(
     bytes(range(16)), 5, 1, 4, Geometry.of(1 << 22, 65536), 77, True, 3 * RECORD_BYTES, bytes(range(100, 116))

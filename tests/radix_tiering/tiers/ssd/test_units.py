@@ -13,8 +13,6 @@ from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.layout import (
     Geometry,
     SlotPlace,
-    combined_digest,
-    encode_header,
     unit_count,
     unit_identity,
     unit_length,
@@ -22,6 +20,8 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
 from swift_tiers.radix_tiering.tiers.ssd.transfers import PageWrite, WriteRequest
 from swift_tiers.radix_tiering.tiers.ssd.units import Units
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
+
+from support.headers import combined_digest, encode_header
 
 UNIT = 8192
 LENGTH = 3 * UNIT + 1234

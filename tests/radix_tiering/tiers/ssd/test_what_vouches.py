@@ -15,13 +15,14 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, page_digest
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
 from swift_tiers.radix_tiering.tiers.ssd.checkpoint import read_checkpoint
-from swift_tiers.radix_tiering.tiers.ssd.layout import SlotPlace, combined_digest, encode_header, unit_identity
+from swift_tiers.radix_tiering.tiers.ssd.layout import SlotPlace, unit_identity
 from swift_tiers.radix_tiering.tiers.ssd.members import find_members, probe_all, read_tables, write_table
 from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceTable
 from swift_tiers.radix_tiering.tiers.ssd.transfers import verify_unit
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
+from support.headers import combined_digest, encode_header
 from support.recording_array import RecordingArray
 
 #: Ways in which what was not synced is lost at each moment: both copies of a table must be torn at once to be seen.
