@@ -325,8 +325,7 @@ def make_set(folder: Path, devices: int = 2, name: str = NAME, *, close: bool = 
         paths.append(folder / f"ssd{number}" / name)
         create_device_file(paths[-1], MIB)
     array = open_array(paths, engine="threads")
-    StripeSet.create(array, UNIT)
-    opened = StripeSet.open(array)
+    opened = StripeSet.open(array, create=UNIT)
     opened.close([] if close else None)  # without an index it is as left by a crash
     array.close()
     return paths

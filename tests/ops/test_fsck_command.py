@@ -39,8 +39,7 @@ def make_set(folder: Path, devices: int = 2, name: str = "swift-tiers-dp0-tp0.st
         create_device_file(paths[-1], DEVICE_BYTES)
     array = open_array(paths)
     try:
-        StripeSet.create(array, UNIT)
-        stripes = StripeSet.open(array)
+        stripes = StripeSet.open(array, create=UNIT)
         stripes.register_namespace(NAMESPACE, "test")
         stored = []
         for number in range(PAGES):

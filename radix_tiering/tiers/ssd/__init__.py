@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .device_state import DeviceStatus, Service
     from .layout import Geometry, Placement, StoredPage
     from .namespaces import NamespaceEntry
-    from .stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
+    from .stripe_set import StripeSet, StripeSetStatus, UnitPlace
     from .transfers import ReadRequest, WriteRequest
 else:
     __getattr__ = lazily(__name__)
@@ -28,7 +28,6 @@ __all__ = [
     "Operation",
     "Placement",
     "ReadRequest",
-    "ReadToken",
     "Request",
     "Service",
     "StoredPage",

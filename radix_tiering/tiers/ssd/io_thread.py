@@ -236,15 +236,6 @@ class IoThread:
         """Whether a unit of it lies on a device that is out."""
         return bool(self._out) and any(device in self._out for device, _ in transfer.placement)
 
-    def cancel(self, transfer: PageRead) -> bool:
-        """End a read that has not started; False where it has."""
-        if transfer.finished or self.units.started(transfer):
-            return False
-        transfer.outcome = ReadOutcome.CANCELLED
-        self._end(transfer)
-        self._wake.notify_all()
-        return True
-
     def wait_idle(self, deadline: float | None) -> None:
         """Wait until every accepted transfer has been called back, or only devices that do not answer could end the
         rest, or the deadline has passed."""

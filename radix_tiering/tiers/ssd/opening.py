@@ -6,7 +6,6 @@ The order of opening for writing is what makes every crash harmless: read everyt
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,27 +74,18 @@ def is_new(array: DeviceArray, patience: Patience) -> bool:
     )
 
 
-def create_set(
-    array: DeviceArray, unit_bytes: int, patience: Patience, *, set_id: bytes | None = None, overwrite: bool = False
-) -> None:
-    """Make the devices of an array a new, empty stripe set. One of 0 bytes is left out.
+def create_set(array: DeviceArray, unit_bytes: int, patience: Patience, set_id: bytes) -> None:
+    """Make the devices of an array a new, empty stripe set, whatever they hold. One of 0 bytes is left out.
 
-    Raises FormatError where a device is not blank (unless `overwrite`), does not answer or cannot be written,
-    ConfigError where it is too small. Slots are left as they are: a header of another stripe set never counts.
+    Raises FormatError where a device does not answer or cannot be written, ConfigError where it is too small. Slots are
+    left as they are: a header of another stripe set never counts.
     """
-    set_id = os.urandom(16) if set_id is None else set_id
     devices = [device for device, size in enumerate(array.sizes) if size]
     if not devices:
         raise FormatError("every device is empty: give one a size, or remove them, and the next start makes them anew")
     geometries = {device: Geometry.of(array.sizes[device], unit_bytes) for device in devices}
     for device in silent_devices(array, devices, patience):
         raise FormatError(f"device {device} does not answer ({patience.no_answer}): check it, or leave it out")
-    if not overwrite:
-        for one in probe_all(array, patience):
-            if one.device in geometries and one.standing is not Standing.BLANK:
-                raise FormatError(
-                    f"device {one.device} is {one.standing.value} of a stripe set: open it, or zero its first 8 KiB"
-                )
     for index, (device, geometry) in enumerate(geometries.items()):
         # Closed in order with nothing in it: whoever opens it need not look at every slot for what cannot be there.
         superblock = Superblock(

@@ -14,7 +14,7 @@ from ...base.page import BLOCK_BYTES, HELD_TOGETHER, PageRecord
 from ...base.runner import THREADS, Runner
 from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, NewDevice
-from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
+from .blockio import STALL_SECONDS, check_buffer, sync_devices
 from .checkpoint import build_checkpoints, write_checkpoint
 from .device_state import DRAINED, DeviceStatus, Service
 from .io_thread import IoThread
@@ -78,12 +78,6 @@ class UnitPlace(NamedTuple):
     length: int  # that are the page's; there are whole blocks of 4 KiB behind the offset
 
 
-class ReadToken(NamedTuple):
-    """A read under way; `StripeSet.cancel` takes it."""
-
-    transfer: PageRead
-
-
 class StripeSet:
     """Thread-safe. Callbacks run on the thread "ssd-io": they must be short and must not wait for the stripe set.
 
@@ -138,25 +132,6 @@ class StripeSet:
             #: The complete pages found on opening, each in its newest version; the caller owns their slots.
             self.recovered = opened.recovered
             self._io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, self._is_flushed)
-
-    @classmethod
-    def create(
-        cls,
-        array: DeviceArray,
-        unit_bytes: int,
-        *,
-        set_id: bytes | None = None,
-        overwrite: bool = False,
-        stall_seconds: float = STALL_SECONDS,
-        runner: Runner = THREADS,
-    ) -> None:
-        """Make the devices of `array` a new, empty stripe set with stripe units of `unit_bytes` payload bytes.
-
-        Runs on the caller's thread, which is the array's only user meanwhile. Raises FormatError where a device is
-        not blank and `overwrite` is not given, or does not answer within `stall_seconds`, ConfigError for sizes that
-        cannot work.
-        """
-        create_set(array, unit_bytes, Patience(stall_seconds, runner), set_id=set_id, overwrite=overwrite)
 
     @classmethod
     def open(
@@ -215,7 +190,7 @@ class StripeSet:
         def start() -> None:
             nonlocal stripes
             if create is not None and is_new(array, io.patience):
-                create_set(array, create, io.patience, set_id=runner.random.randbytes(16), overwrite=True)
+                create_set(array, create, io.patience, runner.random.randbytes(16))
             stripes = cls(io, find_members(array, io.patience), names, on_device_out, progress)
             if not behind:
                 stripes._finish()
@@ -355,11 +330,11 @@ class StripeSet:
                 self._next_generation += 1
             self._io.enqueue(transfers)
 
-    def read(self, stored: StoredPage, into: np.ndarray, done: ReadDone) -> ReadToken:
+    def read(self, stored: StoredPage, into: np.ndarray, done: ReadDone) -> None:
         """Read one page; see `read_many`."""
-        return self.read_many([ReadRequest(stored, into, done)])[0]
+        self.read_many([ReadRequest(stored, into, done)])
 
-    def read_many(self, requests: Sequence[ReadRequest]) -> list[ReadToken]:
+    def read_many(self, requests: Sequence[ReadRequest]) -> None:
         """Read pages; each `done(outcome)` is called once, and `into` is left alone from then on (but see `close`).
 
         A device that does not answer holds up `done` of the reads it works on until it answers, or until `close`.
@@ -388,12 +363,6 @@ class StripeSet:
                 self._allocator.hold(transfer.placement)
                 transfers.append(transfer)
             self._io.enqueue(transfers)
-        return [ReadToken(transfer) for transfer in transfers]
-
-    def cancel(self, token: ReadToken) -> bool:
-        """End a read of which nothing has been submitted yet: `done(CANCELLED)` follows. False: it ends by itself."""
-        with self._lock:
-            return self._io.cancel(token.transfer)
 
     def begin_reading_beside(self, stored: StoredPage) -> list[UnitPlace] | None:
         """Where the units of a page lie, for somebody who reads them by other means, and who alone can tell then

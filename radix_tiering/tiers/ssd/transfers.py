@@ -1,7 +1,7 @@
 """Page transfers: what the I/O thread works on, unit by unit, and how what was read is verified.
 
 A transfer:   queued --first unit submitted--> started --last unit back--> finished
-              queued --cancelled, or a device gone--> finished
+              queued --a device gone--> finished
               accepted --(a write that is to be coded)--> queued      finished --(a read that was coded)--> decoded
               started --a device of a write out, or closing gave up--> finished, units still under way
 

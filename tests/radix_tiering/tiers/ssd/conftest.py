@@ -11,7 +11,8 @@ import pytest
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray
-from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.opening import create_set
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
@@ -42,6 +43,7 @@ class Rig:
     UNIT = UNIT
     NAMESPACE = NAMESPACE
     OTHER = OTHER
+    SET_ID = SET_ID
     content = staticmethod(content)
     key_of = staticmethod(key_of)
 
@@ -51,7 +53,7 @@ class Rig:
     def memory(self, devices: int = 3, slots: int = 8, seed: int = 0) -> MemoryArray:
         """A new stripe set on blank devices with exactly so many slots each."""
         array = MemoryArray([self.device_bytes(slots)] * devices, seed=seed)
-        StripeSet.create(array, UNIT, set_id=SET_ID)
+        create_set(array, UNIT, Patience(), SET_ID)
         return array
 
     @staticmethod

@@ -9,11 +9,13 @@ import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.base.runner import ThreadRunner
-from swift_tiers.radix_tiering.tiers.ssd import Operation, Service, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd import Operation, Service
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
 from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, UringArray, create_device_file, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKPOINT_OFFSET, SUPERBLOCK_OFFSETS, decode_superblock
+from swift_tiers.radix_tiering.tiers.ssd.opening import create_set
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.faulty_array import Fail, Fault, FaultyArray
@@ -223,7 +225,7 @@ def test_a_file_joins_an_array_of_files(rig, tmp_path, engine) -> None:
     for path in paths:
         create_device_file(path, rig.device_bytes(40))
     array = engine(paths[:1], depth=8)
-    StripeSet.create(array, rig.UNIT)
+    create_set(array, rig.UNIT, Patience(), rig.SET_ID)
     stripes = opened(rig, array)
     pages = [rig.put(stripes, number) for number in range(3)]
     for number in (1, 2):

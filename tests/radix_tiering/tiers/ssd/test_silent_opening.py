@@ -17,6 +17,7 @@ from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
 from swift_tiers.radix_tiering.tiers.ssd.fsck import Severity, check, repair
 from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.members import Standing
+from swift_tiers.radix_tiering.tiers.ssd.opening import create_set
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
@@ -125,7 +126,7 @@ def test_a_new_stripe_set_is_not_made_without_a_silent_device(rig) -> None:
     with pytest.raises(FormatError, match="device 2 not answering"):
         Opening(rig, silent, create=rig.UNIT).stall()
     with pytest.raises(FormatError, match=r"device 2 does not answer \(no answer for 100 seconds\)"):
-        StripeSet.create(silent, rig.UNIT, overwrite=True, stall_seconds=STALL, runner=ThreadRunner(ticking()))
+        create_set(silent, rig.UNIT, Patience(STALL, ThreadRunner(ticking())), rig.SET_ID)
     assert not any(image.any() for image in array.images), "something was written"
     silent.answer()
     stripes = rig.open(silent, create=rig.UNIT)

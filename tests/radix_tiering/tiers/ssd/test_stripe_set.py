@@ -14,8 +14,9 @@ import pytest
 from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadRequest, Service, StoredPage, StripeSet, io_thread
-from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Geometry
+from swift_tiers.radix_tiering.tiers.ssd.opening import create_set
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 from swift_tiers.radix_tiering.tiers.ssd.units import Units
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
@@ -230,8 +231,7 @@ class Gate(MemoryArray):
 
 def gated(rig, slots: int = 32, **options: int) -> tuple[Gate, StripeSet]:
     array = Gate([rig.device_bytes(slots)] * 2)
-    StripeSet.create(array, rig.UNIT)
-    stripes = rig.open(array, **options)
+    stripes = rig.open(array, create=rig.UNIT, **options)
     stripes.register_namespace(rig.NAMESPACE, "one")
     return array, stripes
 
@@ -266,7 +266,7 @@ def test_reads_go_before_writes_depth_and_writes_are_bounded(rig) -> None:
     assert array.most <= 3, "depth was exceeded"
 
 
-@pytest.mark.parametrize("how_a_read_ends", ["none", "still", "read", "cancelled", "refused"])
+@pytest.mark.parametrize("how_a_read_ends", ["none", "still", "read", "refused"])
 def test_many_writes_are_begun_together_while_nobody_reads(rig, monkeypatch, how_a_read_ends: str) -> None:
     """Hashing them delays reads; a round for each of them costs as much as they do."""
     monkeypatch.setattr(io_thread, "HASHED_TOGETHER", 8192)
@@ -274,14 +274,11 @@ def test_many_writes_are_begun_together_while_nobody_reads(rig, monkeypatch, how
     array, stripes = gated(rig, depth=2)
     page = rig.put(stripes, 0, length=8192)
     others: list[ReadOutcome] = []
-    if how_a_read_ends in ("still", "cancelled"):
+    if how_a_read_ends == "still":
         array.shut = True  # some are under way then
-        tokens = [stripes.read(page, aligned_buffer(8192), others.append) for _ in range(3)]
+        for _ in range(3):
+            stripes.read(page, aligned_buffer(8192), others.append)
         wait_for(lambda: array.in_flight == 2)
-        if how_a_read_ends == "cancelled":
-            assert stripes.cancel(tokens[2])
-            array.shut = False
-            wait_for(lambda: len(others) == 3)
     elif how_a_read_ends == "read":
         assert rig.holds(stripes, page, 0)
     elif how_a_read_ends == "refused":
@@ -302,25 +299,6 @@ def test_many_writes_are_begun_together_while_nobody_reads(rig, monkeypatch, how
     for _ in range(8):
         assert ended.acquire(timeout=10)
     assert together == ([1] * 8 if how_a_read_ends == "still" else [4, 4])
-
-
-def test_a_queued_read_can_be_cancelled_and_a_started_one_cannot(rig) -> None:
-    array, stripes = gated(rig, depth=1)
-    page = rig.put(stripes, 0, length=8192)
-    array.shut = True
-    outcomes: dict[int, ReadOutcome] = {}
-    tokens = [
-        stripes.read(page, aligned_buffer(8192), lambda outcome, at=at: outcomes.__setitem__(at, outcome))
-        for at in range(3)
-    ]
-    wait_for(lambda: array.in_flight == 1)
-    assert [stripes.cancel(token) for token in tokens] == [False, True, True]
-    wait_for(lambda: outcomes == {1: ReadOutcome.CANCELLED, 2: ReadOutcome.CANCELLED})
-    array.shut = False
-    wait_for(lambda: len(outcomes) == 3)
-    assert outcomes[0] is ReadOutcome.OK
-    assert not stripes.cancel(tokens[1])
-    assert stripes.status().outcomes[ReadOutcome.CANCELLED] == 2
 
 
 def test_a_released_slot_waits_for_its_readers(rig) -> None:
@@ -563,7 +541,7 @@ def images_unchanged(array: MemoryArray, action) -> str:
 
 def test_foreign_devices_are_refused_and_left_alone(rig) -> None:
     one, two = rig.memory(1), MemoryArray([rig.device_bytes(8)] * 2)
-    StripeSet.create(two, rig.UNIT, set_id=b"another set here")
+    create_set(two, rig.UNIT, Patience(), b"another set here")
     mixed = MemoryArray.from_images([one.images[0], two.images[1]])
     assert "zero the first 8 KiB" in images_unchanged(mixed, lambda: StripeSet.open(mixed))
     twice = MemoryArray.from_images([one.images[0], one.images[0]])
@@ -572,9 +550,8 @@ def test_foreign_devices_are_refused_and_left_alone(rig) -> None:
     images_unchanged(stranger, lambda: StripeSet.open(stranger))
     nothing = MemoryArray([1 << 19])
     images_unchanged(nothing, lambda: StripeSet.open(nothing))
-    images_unchanged(one, lambda: StripeSet.create(one, rig.UNIT))
     with pytest.raises(ConfigError):
-        StripeSet.create(MemoryArray([1 << 14]), rig.UNIT)
+        create_set(MemoryArray([1 << 14]), rig.UNIT, Patience(), rig.SET_ID)
 
 
 def test_a_damaged_header_counts_for_nothing(rig) -> None:
@@ -598,7 +575,7 @@ def test_slots_of_an_earlier_stripe_set_do_not_count(rig) -> None:
     stripes.register_namespace(rig.NAMESPACE, "one")
     rig.put(stripes, 0)
     stripes.close(None)
-    StripeSet.create(array, rig.UNIT, set_id=b"a later set here", overwrite=True)
+    create_set(array, rig.UNIT, Patience(), b"a later set here")
     for _ in range(2):
         stripes = rig.open(array)
         stripes.register_namespace(rig.NAMESPACE, "one")
@@ -811,8 +788,7 @@ def test_an_array_that_breaks_its_promise_leaves_nobody_waiting(rig) -> None:
             return super().reap(at_least, timeout)
 
     array = Broken([rig.device_bytes(8)] * 2)
-    StripeSet.create(array, rig.UNIT)
-    stripes = rig.open(array)
+    stripes = rig.open(array, create=rig.UNIT)
     stripes.register_namespace(rig.NAMESPACE, "one")
     page = rig.put(stripes, 0)
     array.submitting = True
