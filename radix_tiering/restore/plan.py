@@ -103,32 +103,26 @@ def plan_restore(
     *,
     chunk_tokens: int = CHUNK_TOKENS,
     forward_tokens: int | None = None,
-    layer_wise_below: int = 0,
 ) -> RestorePlan:
     """The plan with which the first token comes soonest under the model.
 
     That is more than having the prefix: the tokens behind it take a forward of their own behind what was loaded, and
     none behind what was computed, where they fit in the last forward over it. `forward_tokens`: what one forward takes
-    at most, `chunk_tokens` if None; forwards are so long where each of them costs much whatever it computes.
-    `layer_wise_below`: the paper's L_delta. A prefix of fewer tokens is considered for layer-wise restoration, a longer
-    one for token-wise. Loading or recomputing all of it is among what is considered in either case, so no plan is worse
-    under the model than the better of the two. Raises KeyError for a source that the model does not know, ValueError
-    for an empty prefix.
+    at most, `chunk_tokens` if None; forwards are so long where each of them costs much whatever it computes. Loading or
+    recomputing all of it is among what is considered, so no plan is worse under the model than the better of the two.
+    Raises KeyError for a source that the model does not know, ValueError for an empty prefix.
     """
     longest = forward_tokens or chunk_tokens
     pure = pure_plans(prefix, costs, longest)
-    if prefix.tokens < layer_wise_below and len(pure) > 1:
-        mixed = plan_layer_wise(prefix, costs)
-    else:
-        mixed = plan_token_wise(prefix, costs, chunk_tokens, longest)
-        other = min(plan.first_token_seconds for plan in pure)
-        chunks = mixed.first_token_seconds
-        enough = chunks / LONGER_FORWARDS if chunks < other else other
-        each = max(costs.compute.fixed_seconds, costs.compute.least_seconds)
-        saved = each * (prefix.tokens // chunk_tokens + 1)  # at most, by longer forwards
-        if chunk_tokens < longest and chunks - saved < enough:
-            long = plan_token_wise(prefix, costs, longest, longest)
-            mixed = long if long.first_token_seconds < enough else mixed
+    mixed = plan_token_wise(prefix, costs, chunk_tokens, longest)
+    other = min(plan.first_token_seconds for plan in pure)
+    chunks = mixed.first_token_seconds
+    enough = chunks / LONGER_FORWARDS if chunks < other else other
+    each = max(costs.compute.fixed_seconds, costs.compute.least_seconds)
+    saved = each * (prefix.tokens // chunk_tokens + 1)  # at most, by longer forwards
+    if chunk_tokens < longest and chunks - saved < enough:
+        long = plan_token_wise(prefix, costs, longest, longest)
+        mixed = long if long.first_token_seconds < enough else mixed
     # The simpler plan wins a draw: it has less that can go wrong.
     return min([*pure, mixed], key=lambda plan: plan.first_token_seconds)
 
@@ -274,31 +268,6 @@ class _Meetings:
         return _behind_seconds(self._prefix, self._costs, room, self._forward_tokens)
 
 
-def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
-    """The best cutover layer (Eq. 1). One forward goes through the lower layers, in one piece.
-
-    Raises ValueError where some tokens have no source: every layer of them would have to be recomputed.
-    """
-    if None in prefix.before:
-        raise ValueError("layer-wise restoration loads some layers of every token, so every token needs a source")
-    tokens, layers = prefix.tokens, prefix.layers
-    whole = costs.compute.seconds(prefix.start, prefix.start + tokens)
-    behind = _behind_seconds(prefix, costs, 0, max(1, prefix.behind))
-    best: RestorePlan | None = None
-    for cutover in range(layers + 1):
-        compute = whole * cutover / layers
-        share = (layers - cutover) / layers
-        loads = _load_seconds(prefix, costs, share) if share else {}
-        seconds = max(compute, *loads.values()) if loads else compute
-        if best is None or seconds < best.seconds:
-            best = RestorePlan(
-                strategy=Strategy.LAYER_WISE, lead=0, meeting=tokens, cutover=cutover, seconds=seconds,
-                compute_seconds=compute, load_seconds=loads, behind_seconds=behind,
-            )  # fmt: skip
-    assert best is not None, "a model has layers"
-    return best
-
-
 def plan_layers(prefix: Prefix, costs: CostModel, copying: SourceCost) -> RestorePlan:
     """The best cutover layer where pages come up to host memory whole, and only the copy from there is by layer: it
     begins when the last page has come, and goes on while the lower layers are computed.
@@ -324,18 +293,6 @@ def plan_layers(prefix: Prefix, costs: CostModel, copying: SourceCost) -> Restor
         compute_seconds=whole * best / layers, load_seconds=loads,
         behind_seconds=_behind_seconds(prefix, costs, 0, max(1, prefix.behind)),
     )  # fmt: skip
-
-
-def crossover(costs: CostModel, source: str, token_bytes: int, layers: int, chunk_tokens: int, longest: int) -> int:
-    """The paper's L_delta: from how many tokens on token-wise restoration is at least as fast as layer-wise, looked for
-    in steps of half a chunk; `longest` if it never is."""
-
-    def is_token_wise(tokens: int) -> bool:
-        prefix = Prefix(start=0, runs=(Run(tokens, source),), token_bytes=token_bytes, layers=layers)
-        return plan_token_wise(prefix, costs, chunk_tokens).seconds <= plan_layer_wise(prefix, costs).seconds
-
-    step = max(1, chunk_tokens // 2)
-    return next((tokens for tokens in range(step, longest, step) if is_token_wise(tokens)), longest)
 
 
 def two_pointer_bound(compute_seconds: float, load_seconds: float) -> float:
@@ -367,10 +324,10 @@ def _behind_seconds(prefix: Prefix, costs: CostModel, room: int, forward_tokens:
     return cost.in_forwards(end, end + prefix.behind, forwards_behind(prefix.behind, room, forward_tokens))
 
 
-def _load_seconds(prefix: Prefix, costs: CostModel, share: float = 1.0) -> dict[str, float]:
-    """Seconds that each source takes for all of its tokens; `share` of the bytes of each."""
+def _load_seconds(prefix: Prefix, costs: CostModel) -> dict[str, float]:
+    """Seconds that each source takes for all of its tokens."""
     return {
-        source: costs.sources[source].seconds(float(before[-1]) * prefix.token_bytes * share)
+        source: costs.sources[source].seconds(float(before[-1]) * prefix.token_bytes)
         for source, before in prefix.before.items()
         if before[-1] and source is not None
     }

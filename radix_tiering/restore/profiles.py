@@ -63,8 +63,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     made: str  # date and time, ISO 8601 with its zone
     versions: dict[str, str]  # of swift-tiers, sglang and torch
     costs: CostModel
-    chunk_tokens: int  # that `layer_wise_below` was found for
-    layer_wise_below: dict[str, int]  # the paper's L_delta, tokens, by source
+    chunk_tokens: int  # of the server that was measured
     compute_samples: tuple[ComputeSample, ...]
     source_samples: dict[str, tuple[LoadSample, ...]]
     residuals: dict[str, Residuals]  # "compute", and sources by name

@@ -99,7 +99,7 @@ def test_every_length_was_seen_and_every_source_loaded(made: Profile) -> None:
     assert {one.forwards for one in made.compute_samples} == {1}
     for source in ("host", "ssd"):
         assert {one.nbytes // token_bytes for one in made.source_samples[source]} >= {512, 1024, 2048}
-    assert set(made.layer_wise_below) == {"host", "ssd"}
+    assert set(made.costs.sources) == {"host", "ssd"}
 
 
 def test_nothing_is_left_behind(made: Profile, place: Path) -> None:

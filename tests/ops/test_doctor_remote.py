@@ -94,7 +94,6 @@ def profile() -> Profile:
         versions={},
         costs=CostModel(compute=ComputeCost(fixed_seconds=0, token_seconds=1e-3, pair_seconds=0), sources={}),
         chunk_tokens=512,
-        layer_wise_below={},
         compute_samples=(),
         source_samples={},
         residuals={},

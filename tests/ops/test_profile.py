@@ -23,7 +23,6 @@ from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.read_config import load_config, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layer_wise, plan_token_wise
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, load_profile, save_profile
 
 from support.command_line import run_command
@@ -155,29 +154,13 @@ def test_forwards_are_counted_where_the_servers_are_shorter_than_a_chunk() -> No
     assert profile.costs.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds, rel=1e-3)
 
 
-def test_the_crossover_is_where_the_plans_cross() -> None:
-    profile = make_profile("model", SERVED, CHUNK, measure(ModelServer(), "host", "ssd"))
-    for source, tokens in profile.layer_wise_below.items():
-
-        def seconds(plan: Any, count: int, source: str = source) -> float:
-            prefix = Prefix(start=0, runs=(Run(count, source),), token_bytes=46080, layers=4)
-            found: float = plan(prefix, profile.costs).seconds
-            return found
-
-        if tokens < 32_768:
-            assert seconds(lambda *words: plan_token_wise(*words, CHUNK), tokens) <= seconds(plan_layer_wise, tokens)
-        before = tokens - CHUNK // 2
-        if before > 0:
-            assert seconds(lambda *words: plan_token_wise(*words, CHUNK), before) > seconds(plan_layer_wise, before)
-
-
 def test_a_source_that_has_nothing_is_left_out_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swift_tiers.ops.commands.profile.measure.LENDING_SECONDS", 0.0)
     measurement = measure(ModelServer(lends=False, loses="ssd"), "host", "peer", "ssd")
     assert set(measurement.left_out) == {"ssd", "peer"}
     assert "lends" in measurement.left_out["peer"]
     profile = make_profile("model", SERVED, CHUNK, measurement)
-    assert set(profile.costs.sources) == set(profile.layer_wise_below) == {"host"}
+    assert set(profile.costs.sources) == {"host"}
 
 
 def test_a_slow_machine_measures_shorter_prefixes() -> None:
@@ -379,13 +362,12 @@ def shown(tmp_path: Path) -> str:
     return text.getvalue()
 
 
-def test_the_tables_say_costs_residuals_and_crossover(shown: str) -> None:
+def test_the_tables_say_costs_and_residuals(shown: str) -> None:
     assert "model on NVIDIA H200" in shown
     assert re.search(r"^compute +20 ms \+ 100 µs/token \+ 20 ns/pair +\d+ +0% +0%$", shown, re.MULTILINE)
     assert re.search(r"^a forward +at least 21\.6 ms *$", shown, re.MULTILINE), "sixteen tokens"
     assert re.search(r"^ssd +3 ms \+ 476\.\d+MiB/s ", shown, re.MULTILINE)
     assert re.search(r"^ *8192 +\S+ s ", shown, re.MULTILINE)
-    assert re.search(r"^ssd: token-wise no slower than layer-wise from \d+ tokens on$", shown, re.MULTILINE)
     assert "peer: left out, no server of this machine lends memory;" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -401,10 +383,10 @@ def test_what_servers_restore_by_layers_is_what_their_planner_says() -> None:
         profile = make_profile("model", SERVED, CHUNK, measure(ModelServer(), "host", "ssd"))
         costs = CostModel(compute=compute, sources={"host": host, "ssd": ssd})
         show(msgspec.structs.replace(profile, costs=costs), {}, Console(file=text, width=80))
-        said.append(re.findall("copy layers: (.*)", text.getvalue()))
+        said.append(re.findall("^restored layer by layer from (?:host|ssd): (.*)", text.getvalue(), re.MULTILINE))
     # Twice as many as the 64 new tokens are copied behind the forward over these as soon as half of the layers are.
-    assert said[0][0] == said[1][0] == said[1][1] == "192 to 8192 tokens", "the link to the device is slow"
-    assert said[2] == ["never", "never"], "copying hides behind the next forward"
+    assert said[0][0] == said[1][0] == said[1][1] == "prefixes of 192 to 8192 tokens", "the link to the device is slow"
+    assert said[2] == ["no prefix", "no prefix"], "copying hides behind the next forward"
 
 
 def test_the_configuration_of_a_server_to_profile_is_one(model: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
-from swift_tiers.radix_tiering.restore.plan import crossover
 from swift_tiers.radix_tiering.restore.profiles import (
     Profile,
     ProfileError,
@@ -40,8 +39,6 @@ from .setting import Setting, prepare
 
 #: Seconds that a small model's server takes to start: only the bar's length depends on it.
 USUAL_START = 40.0
-#: Prefixes of so many tokens at most are looked at for the crossover of both strategies.
-LONGEST_CROSSOVER = 32_768
 
 
 def run_profile(options: argparse.Namespace) -> int:
@@ -102,20 +99,14 @@ def make_profile(name: str, served: ServedModel, chunk: int, measurement: Measur
     compute = fit_compute(measurement.compute)
     loads = {source: samples for source, samples in measurement.loads.items() if samples}
     sources = {source: fit_source(samples) for source, samples in loads.items()}
-    costs = CostModel(compute=compute, sources=sources)
-    token_bytes = served.model.page_bytes // served.model.page_tokens
     return Profile(
         model=served.model,
         hardware=served.hardware,
         name=name,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={package: version(package) for package in ("swift-tiers", "sglang", "torch")},
-        costs=costs,
+        costs=CostModel(compute=compute, sources=sources),
         chunk_tokens=chunk,
-        layer_wise_below={
-            source: crossover(costs, source, token_bytes, served.model.layers, chunk, LONGEST_CROSSOVER)
-            for source in sources
-        },
         compute_samples=tuple(measurement.compute),
         source_samples={source: tuple(samples) for source, samples in loads.items()},
         residuals={

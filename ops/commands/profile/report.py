@@ -29,9 +29,8 @@ def show(profile: Profile, left_out: Mapping[str, str], console: Console) -> Non
         console.print(f"{source}: left out, {why}; its cost is learned from requests", markup=False)
     console.print()
     _show_prefixes(profile, console)
-    for source, tokens in profile.layer_wise_below.items():
-        console.print(f"{source}: token-wise no slower than layer-wise from {tokens} tokens on", markup=False)
-        console.print(f"  servers, which read pages whole and copy layers: {_by_layers(profile, source)}", markup=False)
+    for source in profile.costs.sources:
+        console.print(f"restored layer by layer from {source}: {_by_layers(profile, source)}", markup=False)
     console.print(
         "Computing was timed by the server's scheduler, from forming a batch to the end of its forward; loading by its "
         "tiers, from asking for pages until they were verified in host memory (host: until they were on the device).",
@@ -109,7 +108,7 @@ def _by_layers(profile: Profile, source: str) -> str:
         decision = planner.decide(front, pages[front:], NEW_TOKENS)
         if planner.by_layers(decision, 0, pages, NEW_TOKENS, "").strategy is Strategy.LAYER_WISE:
             chosen.append(tokens)
-    return f"{chosen[0]} to {chosen[-1]} tokens" if chosen else "never"
+    return f"prefixes of {chosen[0]} to {chosen[-1]} tokens" if chosen else "no prefix"
 
 
 def _seconds(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
@@ -15,8 +15,6 @@ from swift_tiers.radix_tiering.restore.plan import (
     RestorePlan,
     Run,
     Strategy,
-    crossover,
-    plan_layer_wise,
     plan_load,
     plan_recompute,
     plan_restore,
@@ -57,9 +55,9 @@ def check_whole(plan: RestorePlan, prefix: Prefix) -> None:
 
 
 @settings(deadline=None, max_examples=examples(300))
-@given(prefixes, models, st.integers(0, 3000))
-def test_a_plan_is_whole_and_never_worse_than_the_pure_ones(prefix: Prefix, costs: CostModel, below: int) -> None:
-    plan = plan_restore(prefix, costs, chunk_tokens=CHUNK, layer_wise_below=below)
+@given(prefixes, models)
+def test_a_plan_is_whole_and_never_worse_than_the_pure_ones(prefix: Prefix, costs: CostModel) -> None:
+    plan = plan_restore(prefix, costs, chunk_tokens=CHUNK)
     check_whole(plan, prefix)
     check_whole(plan_token_wise(prefix, costs, CHUNK), prefix)
     assert plan.seconds <= plan_recompute(prefix, costs, CHUNK).seconds
@@ -104,16 +102,6 @@ def test_linear_costs_meet_where_the_closed_form_says(chunks: int, token_seconds
     assert bound - 1e-12 <= plan.seconds <= bound + CHUNK * max(token_seconds, 1000 / bandwidth) + 1e-12
 
 
-def test_layers_meet_where_the_closed_form_says() -> None:
-    costs = CostModel(
-        compute=ComputeCost(fixed_seconds=0.03, token_seconds=0.0, pair_seconds=0.0),
-        sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=1e7)},
-    )
-    plan = plan_layer_wise(everything_from("ssd", 100), costs)  # 0.03 s to compute, 0.01 s to load
-    assert plan.cutover == 8
-    assert plan.seconds == pytest.approx(two_pointer_bound(0.03, 0.01))
-
-
 def test_quadratic_costs_move_the_meeting_towards_the_back() -> None:
     """The first tokens are cheap to recompute and the last ones dear."""
     source = {"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=8192 * 1000 / 2.0)}
@@ -151,28 +139,6 @@ def test_what_nobody_has_is_recomputed_and_what_lies_behind_it_loaded() -> None:
     prefix = Prefix(start=0, runs=(Run(512, "host"), Run(64, None), Run(512, "host")), token_bytes=1000, layers=4)
     plan = plan_restore(prefix, costs, chunk_tokens=CHUNK)
     assert (plan.lead, plan.meeting) == (512, 576)
-
-
-def test_the_crossover_is_where_token_wise_starts_to_win() -> None:
-    costs = CostModel(
-        compute=ComputeCost(fixed_seconds=0.05, token_seconds=5e-5, pair_seconds=2e-8),
-        sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=2e8)},
-    )
-    threshold = crossover(costs, "ssd", token_bytes=20_000, layers=32, chunk_tokens=512, longest=20_000)
-    assert 256 < threshold < 20_000
-    short = everything_from("ssd", threshold - 256, token_bytes=20_000)
-    long = everything_from("ssd", threshold, token_bytes=20_000)
-    assert plan_layer_wise(short, costs).seconds < plan_token_wise(short, costs).seconds
-    assert plan_token_wise(long, costs).seconds <= plan_layer_wise(long, costs).seconds
-    assert plan_restore(short, costs, layer_wise_below=threshold).strategy is Strategy.LAYER_WISE
-    assert plan_restore(long, costs, layer_wise_below=threshold).strategy is Strategy.TOKEN_WISE
-
-
-@given(prefixes, models)
-def test_layers_are_not_loaded_for_tokens_that_nobody_has(prefix: Prefix, costs: CostModel) -> None:
-    assume(any(run.source is None for run in prefix.runs))
-    with pytest.raises(ValueError, match="every token needs a source"):
-        plan_layer_wise(prefix, costs)
 
 
 def test_nothing_and_the_unknown_are_refused() -> None:

@@ -50,7 +50,6 @@ def make_profile(fixed: float = 0.01) -> Profile:
             sources={"ssd": SourceCost(latency_seconds=0, bytes_per_second=10**9)},
         ),
         chunk_tokens=512,
-        layer_wise_below={"ssd": 1536},
         compute_samples=(ComputeSample(0, 512, 0.06),),
         source_samples={"ssd": (LoadSample(10**6, 0.001),)},
         residuals={"compute": Residuals(samples=1, median=0.01, worst=0.02)},
