@@ -21,10 +21,10 @@ from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
-from swift_tiers.radix_tiering.lending.donation.lender import LenderHand
 from swift_tiers.radix_tiering.lending.leases.addresses import ipc_address
 from swift_tiers.radix_tiering.lending.leases.donor import Donor
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
@@ -190,9 +190,9 @@ class PeerSide:
         if self.donation is not None:
             self.donation.lender.arrived()
 
-    def hand(self) -> LenderHand:
+    def hand(self) -> LeaseHand:
         """An operator's hand on this rank's leases."""
-        return LenderHand(
+        return LeaseHand(
             self.name,
             service=self.service,
             address=self.address,

@@ -6,12 +6,24 @@ from pathlib import Path
 from random import Random
 
 from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseService, Timing, ipc_address
-from swift_tiers.radix_tiering.lending.leases.hand import ServiceHand
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
 
 from support.redis import wait_for
 
 PAGE = 256
 LENDER, BORROWER = "web-1.dp0-tp0", "web-2.dp0-tp0"
+
+
+class OperatorsAlone:
+    """A lender that lends whatever its operator leaves it."""
+
+    peak_bytes, window_seconds = 0, 60.0
+
+    def __init__(self, service: LeaseService) -> None:
+        self.cap = service.set_limit
+
+    def rest(self) -> None:
+        pass
 
 
 class Both:
@@ -27,8 +39,10 @@ class Both:
             self.donor.fenced(run)
         self.borrower.connect(LENDER, self.address)
         self.borrower.want(3 * PAGE)
-        self.lending = ServiceHand(LENDER, lender=self.donor, address=self.address)
-        self.borrowing = ServiceHand(BORROWER, borrower=self.borrower)
+        self.lending = LeaseHand(
+            LENDER, service=self.donor, address=self.address, lender=lambda: OperatorsAlone(self.donor)
+        )
+        self.borrowing = LeaseHand(BORROWER, borrower=self.borrower)
         wait_for(lambda: len(self.borrowing.leases()) == 3, "the leases")
 
     def numbers(self) -> list[int]:

@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.base.page import HeldPages, PageGeometry, PageRec
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun, PoolLayout
-from swift_tiers.radix_tiering.lending.donation.lender import Lender, LenderHand
+from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, LeaseKey, LeaseService
 from swift_tiers.radix_tiering.lending.leases.effects import (
@@ -27,6 +27,7 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
     LeaseEnded,
     LeaseRecalled,
 )
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.lending.leases.lease import Use
 from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
@@ -303,11 +304,11 @@ class BorrowedMemory(LentMemory):
             done(ReadOutcome.OK if lasted else ReadOutcome.CANCELLED, slot if lasted else -1)
 
 
-def hand_of(name: str, donor: DonorSide | None, memory: BorrowedMemory | None) -> LenderHand | None:
+def hand_of(name: str, donor: DonorSide | None, memory: BorrowedMemory | None) -> LeaseHand | None:
     """An operator's hand on what a server lends or borrows."""
     if donor is None and memory is None:
         return None
-    return LenderHand(
+    return LeaseHand(
         name,
         service=donor.service if donor is not None else None,
         address=donor.address if donor is not None else "",

@@ -8,13 +8,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from ..leases.effects import BorrowerJoined, BorrowerLeft, DonorEffect, Reclaimed
-from ..leases.hand import LeaseSnapshot, ServiceHand
 from ..leases.messages import MAX_EXTENTS, Extent, Party
 from ..leases.runs import RunState
-from ..leases.service import LeaseService
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, RunShape, Span, run_shape
 from .fenced import Copying, Fence, FencedRuns, ReturningRuns, ReturnsAwaited
@@ -377,50 +373,3 @@ class Lender:
         self._runs[self._last_run] = spans
         self._sizer.gave(sum(span.pages for span in spans))
         self._leaving.add([self._last_run])
-
-
-class OperatedLender(Protocol):
-    """What operators see of a lender, and do to it; see `Lender`."""
-
-    peak_bytes: int
-
-    @property
-    def window_seconds(self) -> float: ...
-    def cap(self, limit_bytes: int | None) -> None: ...
-    def rest(self) -> None: ...
-
-
-class LenderHand(ServiceHand):
-    """An operator's hand on the leases of a rank whose lender, once there is one, is told what was done to them."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        service: LeaseService | None,
-        address: str,
-        borrower: LeaseService | None,
-        lender: Callable[[], OperatedLender | None],
-    ) -> None:
-        """`service` lends at `address`, `borrower` borrows; see `ServiceHand`."""
-        on_cap = self._cap if service is not None else None
-        super().__init__(name, lender=service, address=address, borrower=borrower, on_cap=on_cap)
-        self._lender_now = lender
-
-    def snapshot(self) -> LeaseSnapshot:
-        found, lender = super().snapshot(), self._lender_now()
-        if lender is None:
-            return found
-        return msgspec.structs.replace(found, window_seconds=lender.window_seconds, peak_bytes=lender.peak_bytes)
-
-    def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
-        lender = self._lender_now()
-        if lender is not None:
-            lender.rest()
-        return super().recall(leases, borrower)
-
-    def _cap(self, limit_bytes: int | None) -> None:
-        lender = self._lender_now()
-        if lender is None:
-            raise ValueError("this server does not lend yet, or no longer")
-        lender.cap(limit_bytes)

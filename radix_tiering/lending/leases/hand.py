@@ -33,107 +33,95 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return sum(view.bytes for view in self.borrowed)
 
 
-class LeaseHand(Protocol):
+class OperatedLender(Protocol):
+    """What operators see of whoever decides how much a rank lends, and do to it; see `donation.Lender`."""
+
+    peak_bytes: int
+
+    @property
+    def window_seconds(self) -> float: ...
+    def cap(self, limit_bytes: int | None) -> None: ...
+    def rest(self) -> None: ...
+
+
+class LeaseHand:
     """An operator's hand on the leases of one rank. Any thread; waits for nothing but short locks.
 
     Leases are called by the numbers that this rank gave them as their donor.
     """
 
-    @property
-    def name(self) -> str:
-        """The rank, as leases call it: SERVER.RANK."""
-        ...
-
-    @property
-    def lends(self) -> bool:
-        """Whether it may give leases. If not, `recall`, `pin` and `cap` raise ValueError."""
-        ...
-
-    def snapshot(self) -> LeaseSnapshot:
-        """What is lent and borrowed now."""
-        ...
-
-    def leases(self) -> list[LeaseView]:
-        """Both, in one list."""
-        ...
-
-    def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
-        """Ask borrowers to return these leases, or all; only those of `borrower`, a lease name, if that is given. How
-        many were asked for: those that are not lent, or recalled already, are none of them. Pins do not count here."""
-        ...
-
-    def pin(self, lease: int, pinned: bool) -> bool:
-        """A pinned lease is recalled last. False if there is no such lease."""
-        ...
-
-    def cap(self, limit_bytes: int | None) -> None:
-        """Lend at most so many bytes from now on, and recall what is beyond; None: as many as there are. Raises
-        ValueError where there is nobody who lends."""
-        ...
-
-
-class ServiceHand:
-    """A `LeaseHand` over the services that give and hold a rank's leases."""
-
     def __init__(
         self,
         name: str,
         *,
-        lender: LeaseService | None = None,
+        service: LeaseService | None = None,
         address: str = "",
         borrower: LeaseService | None = None,
-        on_cap: Callable[[int | None], None] | None = None,
+        lender: Callable[[], OperatedLender | None] = lambda: None,
     ) -> None:
-        """`lender` is this rank's donor and listens at `address`; `borrower` may be the same service or another one.
-        `on_cap` is called in place of the lender's `set_limit`, and is to lead to it."""
-        self._name = name
+        """`name`: of the rank, as leases call it, SERVER.RANK. `service` lends at `address`, `borrower` borrows, which
+        may be the same one. `lender`: who decides how much `service` lends, once there is somebody, and is told what
+        was done to it."""
+        self.name = name
+        self._service = service
+        self._address = address if service is not None else ""
+        self._services = tuple(dict.fromkeys(one for one in (service, borrower) if one is not None))
         self._lender = lender
-        self._address = address if lender is not None else ""
-        self._services = tuple(dict.fromkeys(service for service in (lender, borrower) if service is not None))
-        self._on_cap = on_cap
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def lends(self) -> bool:
-        return self._lender is not None
+        """Whether it may give leases. If not, `recall`, `pin` and `cap` raise ValueError."""
+        return self._service is not None
 
     def snapshot(self) -> LeaseSnapshot:
-        leases = self.leases()
+        """What is lent and borrowed now."""
+        leases, service, lender = self.leases(), self._service, self._lender()
         return LeaseSnapshot(
-            name=self._name,
+            name=self.name,
             address=self._address,
-            lent=tuple(view for view in leases if view.donor.name == self._name),
-            borrowed=tuple(view for view in leases if view.donor.name != self._name),
-            lendable_bytes=self._lender.bytes_in(RunState.FREE) if self._lender is not None else 0,
-            limit_bytes=self._lender.limit_bytes if self._lender is not None else None,
+            lent=tuple(view for view in leases if view.donor.name == self.name),
+            borrowed=tuple(view for view in leases if view.donor.name != self.name),
+            lendable_bytes=service.bytes_in(RunState.FREE) if service is not None else 0,
+            limit_bytes=service.limit_bytes if service is not None else None,
+            window_seconds=lender.window_seconds if lender is not None else None,
+            peak_bytes=lender.peak_bytes if lender is not None else None,
         )
 
     def leases(self) -> list[LeaseView]:
+        """Both, in one list."""
         return [view for service in self._services for view in service.leases()]
 
     def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
-        lender = self._lending()
+        """Ask borrowers to return these leases, or all; only those of `borrower`, a lease name, if that is given. How
+        many were asked for: those that are not lent, or recalled already, are none of them. Pins do not count here."""
+        service, lender = self._lending(), self._lender()
+        if lender is not None:
+            lender.rest()
         chosen = [
             view.lease
-            for view in lender.leases()
-            if view.donor.name == self._name
+            for view in service.leases()
+            if view.donor.name == self.name
             and view.state == RunState.LENT.value
             and (leases is None or view.lease in leases)
             and borrower in ("", view.borrower.name)
         ]
-        lender.recall(chosen)
+        service.recall(chosen)
         return len(chosen)
 
     def pin(self, lease: int, pinned: bool) -> bool:
+        """A pinned lease is recalled last. False if there is no such lease."""
         return self._lending().pin(lease, pinned)
 
     def cap(self, limit_bytes: int | None) -> None:
-        (self._on_cap or self._lending().set_limit)(limit_bytes)
+        """Lend at most so many bytes from now on, and recall what is beyond; None: as many as there are. Raises
+        ValueError where there is nobody who lends."""
+        self._lending()
+        lender = self._lender()
+        if lender is None:
+            raise ValueError("this server does not lend yet, or no longer")
+        lender.cap(limit_bytes)
 
     def _lending(self) -> LeaseService:
-        if self._lender is None:
+        if self._service is None:
             raise ValueError("this server does not lend")
-        return self._lender
+        return self._service

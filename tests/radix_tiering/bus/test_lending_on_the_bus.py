@@ -18,10 +18,11 @@ from swift_tiers.radix_tiering.bus.contract.views import LeasesView
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 from swift_tiers.radix_tiering.lending.leases import Timing
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand, ServiceHand
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
+from support.lease_hand import OperatorsAlone
 from support.peer_donor import PAGE, LocalDonor, local_donor
 from support.peer_tier import Answer, read_page, write_page
 from support.publishing import bus_config, wait_published
@@ -40,12 +41,14 @@ class Machine:
     def __init__(self, redis: RealRedis, publish: Publish, donor: LocalDonor, tier: PeerTier) -> None:
         self.redis = redis
         self.tier = tier
-        self.lending = ServiceHand(ALPHA, lender=donor.service, address=donor.address)
-        self.borrowing = ServiceHand(BETA, borrower=tier.service)
+        self.lending = LeaseHand(
+            ALPHA, service=donor.service, address=donor.address, lender=lambda: OperatorsAlone(donor.service)
+        )
+        self.borrowing = LeaseHand(BETA, borrower=tier.service)
         self._publish = publish
 
     def start(self, name: str) -> None:
-        hand: LeaseHand = self.lending if name == "alpha" else self.borrowing
+        hand = self.lending if name == "alpha" else self.borrowing
         told = MadeUp()
         told.leases = hand.snapshot  # type: ignore[method-assign]
         look = {"on_neighbours": self.tier.neighbours} if name == "beta" else {}

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +19,7 @@ from swift_tiers.radix_tiering.lending.leases import (
     Timing,
     ipc_address,
 )
-from swift_tiers.radix_tiering.lending.leases.hand import ServiceHand
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
 
 from support.lease_hand import BORROWER, LENDER, PAGE, Both
 from support.redis import wait_for
@@ -58,7 +59,7 @@ def test_a_service_that_does_both_is_asked_once(directory: Path) -> None:
         service.fenced(1)
         other.connect(LENDER, address)
         other.want(PAGE)
-        hand = ServiceHand(LENDER, lender=service, address=address, borrower=service)
+        hand = LeaseHand(LENDER, service=service, address=address, borrower=service)
         wait_for(hand.leases, "a lease")
         assert len(hand.snapshot().lent) == 1
     finally:
@@ -99,12 +100,34 @@ def test_what_is_lent_can_be_capped(both: Both) -> None:
     assert both.lending.snapshot().limit_bytes is None
 
 
-def test_who_made_the_lender_may_take_the_cap(both: Both) -> None:
-    caps: list[int | None] = []
-    hand = ServiceHand(LENDER, lender=both.donor, address=both.address, on_cap=caps.append)
+def test_who_decides_how_much_is_lent_is_told(both: Both) -> None:
+    class Lender:
+        peak_bytes, window_seconds = 5, 30.0
+        caps: ClassVar[list[int | None]] = []
+        rests = 0
+
+        def cap(self, limit_bytes: int | None) -> None:
+            self.caps.append(limit_bytes)
+
+        def rest(self) -> None:
+            self.rests += 1
+
+    lender = Lender()
+    hand = LeaseHand(LENDER, service=both.donor, address=both.address, lender=lambda: lender)
     hand.cap(PAGE)
-    assert caps == [PAGE]
+    assert lender.caps == [PAGE]
     assert both.donor.bytes_in(RunState.LENT) == 3 * PAGE
+    assert (hand.snapshot().peak_bytes, hand.snapshot().window_seconds) == (5, 30.0)
+    assert not lender.rests
+    assert hand.recall() == 3
+    assert lender.rests == 1
+
+
+def test_who_lends_nothing_yet_cannot_be_capped(both: Both) -> None:
+    hand = LeaseHand(LENDER, service=both.donor, address=both.address)
+    assert hand.lends
+    with pytest.raises(ValueError, match="does not lend yet"):
+        hand.cap(PAGE)
 
 
 def test_a_pin_is_shown_at_its_donor(both: Both) -> None:
