@@ -6,6 +6,7 @@ page is there, who leaves first, and which part of them holds a place.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -44,89 +45,77 @@ class CopyFacts(NamedTuple):
     flushes: int  # as of a `Copy`; 0 where it outlives a flush of memory
 
 
-class Keeper(Protocol):
+class Keeper(ABC):
     """What the page table must know of a tier. See `tiers.tier.Tier` for the rest."""
 
-    @property
-    def name(self) -> str: ...
+    #: What operators call it: in figures, on the bus, in commands.
+    name: str
+    #: Whether its copies survive a restart. They are then closed under prefixes by themselves: rule 2.
+    durable = False
+    #: Whether a page comes up from it about as soon as from host memory, and need not be in both.
+    near = False
+    #: Whether a copy in it is a hint, that the page is there; see `PageTable.hear`.
+    hints = False
+    #: Whether its places are numbers, from 0, and it knows the checksums: then a copy costs no object.
+    numbered = False
 
     @property
-    def durable(self) -> bool:
-        """Whether its copies survive a restart. They are then closed under prefixes by themselves: rule 2."""
-        ...
-
-    @property
-    def hints(self) -> bool:
-        """Whether a copy in it is a hint, that the page is there; see `PageTable.hear`."""
-        ...
+    @abstractmethod
+    def capacity_bytes(self) -> int:
+        """What it can hold now."""
 
     def size_of(self, length: int) -> int:
         """Bytes that a page of `length` bytes takes there."""
-        ...
+        return length
 
     @property
     def saved_bytes(self) -> int:
         """That its copies do not take of these."""
-        ...
-
-    @property
-    def near(self) -> bool:
-        """Whether a page comes up from it about as soon as from host memory, and need not be in both."""
-        ...
+        return 0
 
     def order(self, policy: EvictionPolicy) -> EvictionPolicy:
         """Who leaves it first, where the configuration says `policy`."""
-        ...
-
-    @property
-    def capacity_bytes(self) -> int:
-        """What it can hold now."""
-        ...
-
-    @property
-    def numbered(self) -> bool:
-        """Whether its places are numbers, from 0, and it knows the checksums: then a copy costs no object."""
-        ...
+        return policy
 
     def digest_at(self, place: Any) -> bytes | None:
         """The checksum of the page there; None: not known. Asked where it is `numbered`."""
-        ...
+        return None
 
+    @abstractmethod
     def release(self, places: Sequence[Any]) -> None:
         """Give places of whole copies back. Called under the page table's lock."""
-        ...
 
     def part_of(self, place: Any) -> Part | None:
         """The part that pages are looked up by when it goes; None: the tier itself says which they were."""
-        ...
+        return None
 
     def uses(self, place: Any, part: Part) -> bool:
         """Whether `place` lies on `part`, wholly or with some of its bytes."""
-        ...
+        return part is not None and self.part_of(place) == part
 
 
-class HostSlots(Keeper, Protocol):
+class HostSlots(Keeper):
     """Host memory, as the page table needs it: slots of one page each. The table itself says who leaves it first."""
 
-    @property
-    def slots(self) -> int: ...
+    name = "host"
+    near = True
+    numbered = True
+    slots: int
+    limit_slots: int  # how many may be used
+    geometry: PageGeometry
 
     @property
-    def used_slots(self) -> int: ...
+    @abstractmethod
+    def used_slots(self) -> int:
+        """How many are taken."""
 
-    @property
-    def limit_slots(self) -> int: ...
-
-    @property
-    def geometry(self) -> PageGeometry: ...
-
+    @abstractmethod
     def allocate(self) -> int | None:
-        """A slot; None where all are taken, or as many as may be."""
-        ...
+        """A slot, its content undefined; None where all are taken, or as many as may be."""
 
+    @abstractmethod
     def states(self, some: slice = slice(None)) -> np.ndarray:
         """What each of some slots is used for, as far as no page has it: uint8 [slots] of `SlotState`, a copy."""
-        ...
 
 
 class CopyCounts(Protocol):

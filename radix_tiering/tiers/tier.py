@@ -10,7 +10,7 @@ exactly once, on a thread of the tier's own, never from within the call, and wit
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
@@ -23,8 +23,8 @@ from ..base.config import PolicyConfig, TiersConfig
 from ..base.page import HeldPages, PageRecord, page_digest
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters
-from ..table.policy import AdmissionPolicy, AdmitAlways, EvictionPolicy, admission_policy
-from ..table.tier_copies import Copy, Part
+from ..table.policy import AdmissionPolicy, AdmitAlways, admission_policy
+from ..table.tier_copies import Copy, Keeper, Part
 
 
 class ReadOutcome(Enum):
@@ -152,27 +152,19 @@ class Obeyed(NamedTuple):
 TierOrder = Callable[[str], Obeyed]
 
 
-class Tier(ABC):
+class Tier(Keeper):
     """See the module."""
 
-    #: What operators call it: in figures, on the bus, in commands.
-    name: str
-    #: Whether its copies survive a restart; see `table.tier_copies.Keeper`.
-    durable = False
-    #: Whether a page comes up from it about as soon as from host memory, and need not be in both.
-    near = False
-    #: Whether what it has is known by asking only (`find`), since others write there and remove: then a copy in it is a
-    #: hint, which the page table has for as long as a restore wants it, and what is written to it leaves no copy in the
-    #: table. Of the tiers of a stack one at most, and the last one.
-    hints = False
+    # One tier of a stack at most has `hints`, and is the last one: what it has is known by asking only (`find`), since
+    # others write there and remove. The page table has a copy in it while a restore wants it, and none of what is
+    # written to it.
+
     #: With `hints`: pages of one chain that are written and found together, one behind the other, as far as the page in
     #: a depth that is a multiple of this.
     together = 1
     #: Pages that one read brings, whichever of them is asked for: those behind the last page in a depth that is a
     #: multiple of this, up to the next one.
     granule = 1
-    #: Whether its places are numbers, from 0, of which it says the checksums; see `table.tier_copies.Keeper`.
-    numbered = False
     #: Pages whose writes may be under way together.
     writes_in_flight = 16
     #: Pages that wait to be written at most, beside which more are left out; None: as many as there are.
@@ -203,7 +195,7 @@ class Tier(ABC):
         """Within this no thread of the tier asks anything of a GPU. Waits for what is being done there."""
         return nullcontext()
 
-    def tell_costs(self, loaded: Callable[[int, float], None]) -> None:  # noqa: B027 - most tiers are read at once
+    def tell_costs(self, loaded: Callable[[int, float], None]) -> None:
         """Tell `loaded` the bytes and seconds of reads that no restore waited for. For a tier that tries what its cost
         is before a restore has to know."""
 
@@ -224,23 +216,9 @@ class Tier(ABC):
     # ---- room ----
 
     @property
-    @abstractmethod
-    def capacity_bytes(self) -> int:
-        """What it can hold now."""
-
-    @property
     def limit_bytes(self) -> int | None:
         """What its configuration lets it hold; None: its capacity."""
         return None
-
-    def size_of(self, length: int) -> int:
-        """Bytes that a page of `length` bytes takes there."""
-        return length
-
-    @property
-    def saved_bytes(self) -> int:
-        """That its copies do not take of these."""
-        return 0
 
     @abstractmethod
     def takes(self, length: int) -> bool:
@@ -254,19 +232,11 @@ class Tier(ABC):
     def release(self, places: Sequence[Any]) -> None:
         """Give places back, of copies or as they were reserved. Nothing else comes there while a read is under way."""
 
-    def digest_at(self, place: Any) -> bytes | None:
-        """The checksum of the page at a place; see `Keeper.digest_at`."""
-        return None
-
-    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
-        """Who leaves first, where the configuration says `policy`."""
-        return policy
-
     def admission(self, policy: PolicyConfig, tokens_per_page: int) -> AdmissionPolicy:
         """Which pages are written there: to a durable tier those that the configuration says, else all."""
         return admission_policy(policy, tokens_per_page) if self.durable else AdmitAlways()
 
-    def want(self, nbytes: int) -> None:  # noqa: B027 - most tiers are as large as they are
+    def want(self, nbytes: int) -> None:
         """How much could be of use. For a tier whose size others decide."""
 
     # ---- what only the tier itself knows, of one with `hints` ----
@@ -311,7 +281,7 @@ class Tier(ABC):
         """Whether that is known of a copy."""
         return False
 
-    def unlearn(self, copy: Copy) -> None:  # noqa: B027 - as above
+    def unlearn(self, copy: Copy) -> None:
         """What landed was not that: it is learnt anew, if the page is sound in host memory."""
 
     @property
@@ -330,10 +300,6 @@ class Tier(ABC):
 
     # ---- parts ----
 
-    def part_of(self, place: Any) -> Part | None:
-        """See `Keeper.part_of`."""
-        return None
-
     @property
     def partly_shut(self) -> bool:
         """Whether there are parts that take nothing more, and hold pages still."""
@@ -344,23 +310,19 @@ class Tier(ABC):
         take nothing more."""
         return True
 
-    def uses(self, place: Any, part: Part) -> bool:
-        """Whether `place` lies on `part`, wholly or with some of its bytes."""
-        return part is not None and self.part_of(place) == part
-
     def part_facts(self, part: Part) -> dict[str, Any]:
         """The fields by which events name a part."""
         return {}
 
-    def watch(self, listener: TierListener) -> None:  # noqa: B027 - most tiers are of one part
+    def watch(self, listener: TierListener) -> None:
         """Tell `listener` from now on."""
 
-    def give_up(self, part: Part) -> None:  # noqa: B027 - as above
+    def give_up(self, part: Part) -> None:
         """Nothing of a part that is leaving is needed any more."""
 
     # ---- namespaces and restarts, of a durable tier ----
 
-    def open(self) -> None:  # noqa: B027 - most have nothing left to find out
+    def open(self) -> None:
         """Find out what it has, where that was left for later; until this has returned it has nothing and takes
         nothing, and `register` and `flush` are not called. Waits, for minutes where there are millions of pages. Raises
         RuntimeError where it is closed meanwhile, and is as it was then."""
@@ -375,7 +337,7 @@ class Tier(ABC):
         if done is not None:
             done(True)
 
-    def retire(self, namespace: bytes, *, comes_back: bool) -> None:  # noqa: B027 - nothing is kept by namespace
+    def retire(self, namespace: bytes, *, comes_back: bool) -> None:
         """A namespace may make room for another one, before all others where nobody will ask for it again."""
 
     def flush(self, namespace: bytes) -> bool:
@@ -383,7 +345,7 @@ class Tier(ABC):
         where that could not be written down."""
         return True
 
-    def forget_arrived(self) -> None:  # noqa: B027 - most keep nothing beside their copies
+    def forget_arrived(self) -> None:
         """Let go of what has come into this server's memory and is kept in case it is wanted again. Any thread."""
 
     # ---- operators ----
@@ -411,8 +373,6 @@ class Tier(ABC):
         of the copies that are whole, looked at little by little; `time`: now, seconds since the epoch."""
         return None
 
-    def close(  # noqa: B027 - as above
-        self, held: Iterable[HeldPages] | None, timeout: float | None = None
-    ) -> None:
+    def close(self, held: Iterable[HeldPages] | None, timeout: float | None = None) -> None:
         """Answer everything and end. A durable tier writes down that it has `held`; None: as after a crash. After
         `timeout` seconds what does not answer is given up. Idempotent."""

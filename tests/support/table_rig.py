@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import BY_WORTH, EvictionPolicy
 from swift_tiers.radix_tiering.table.rules import check_rules
-from swift_tiers.radix_tiering.table.tier_copies import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST, Keeper
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 
 from .engine import GEOMETRY
@@ -19,11 +19,10 @@ PEER, SSD = 1, 2
 LENGTH = GEOMETRY.page_bytes
 
 
-class Counting:
+class Counting(Keeper):
     """As much of a tier as the page table asks of it: places that are numbers, or pairs of a part and a number."""
 
-    capacity_bytes = saved_bytes = 0
-    hints = False
+    capacity_bytes = 0
 
     def __init__(self, name: str, *, durable: bool, near: bool, numbered: bool, order: EvictionPolicy | None) -> None:
         self.name, self.durable, self.near, self.numbered = name, durable, near, numbered
@@ -40,9 +39,6 @@ class Counting:
     def release(self, places: Sequence[Any]) -> None:
         for place in places:
             self.held.remove(place)
-
-    def size_of(self, length: int) -> int:
-        return length
 
     def digest_at(self, place: Any) -> bytes:
         return b"%16d" % place

@@ -24,7 +24,8 @@ from typing import Any
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED, EvictionPolicy
+from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED
+from swift_tiers.radix_tiering.table.tier_copies import Keeper
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
@@ -115,33 +116,16 @@ def _measured(pages: int, units: int) -> dict[str, float]:
         return {figure["name"]: figure["value"] for figure in json.loads(file.read_text())["figures"]}
 
 
-class Kept:
+class Kept(Keeper):
     """As much of a durable tier as the page table asks of it."""
 
     name = "ssd"
     durable = True
-    hints = False
-    near = False
     numbered = True
-    capacity_bytes = saved_bytes = 0
-
-    def digest_at(self, place: Any) -> None:
-        """Nobody asks."""
-
-    def size_of(self, length: int) -> int:
-        return length
-
-    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
-        return policy
+    capacity_bytes = 0
 
     def release(self, places: Sequence[Any]) -> None:
         """Nothing leaves here."""
-
-    def part_of(self, place: Any) -> None:
-        """All of it is one part."""
-
-    def uses(self, place: Any, part: Any) -> bool:
-        return False
 
 
 def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,22 +10,15 @@ from ...base.checksum import digests_at
 from ...base.memory import huge_array
 from ...base.page import PageGeometry
 from ...base.slot_map import SlotState, TierMap
-from ...table.policy import EvictionPolicy
+from ...table.tier_copies import HostSlots
 from .device_digests import DeviceDigests
 
 
-class HostTier:
+class HostTier(HostSlots):
     """`slots` places for one page each; allocating and freeing one is O(1), and the capacity is exact.
 
     Not thread-safe: used under the page table's lock, except that the bytes of a slot belong to whoever holds it.
     """
-
-    name = "host"
-    durable = False
-    near = True
-    numbered = True
-    hints = False
-    saved_bytes = 0
 
     def __init__(
         self,
@@ -47,7 +39,7 @@ class HostTier:
             self.slots, geometry.stride_bytes
         )
         self.digests = DeviceDigests(self.slots)
-        self.limit_slots = self.slots  # how many may be used; lowered by an operator
+        self.limit_slots = self.slots  # lowered by an operator
         # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
         # long runs.
         self._free = list(range(self.slots - 1, -1, -1))
@@ -76,7 +68,6 @@ class HostTier:
         self.limit_slots = min(self.slots, limit // self.geometry.stride_bytes)
 
     def allocate(self) -> int | None:
-        """A slot, its content undefined; None when the tier is full, or holds as much as it may."""
         if self.used_slots >= self.limit_slots:
             return None
         slot = self._free.pop()
@@ -97,20 +88,6 @@ class HostTier:
         """Bytes of a slot, whatever is in it."""
         return self.geometry.stride_bytes
 
-    def digest_at(self, place: Any) -> None:
-        """The page table is told, and need not ask."""
-
-    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
-        """Who leaves first; see `table.policy`."""
-        return policy
-
-    def part_of(self, place: Any) -> None:
-        """Host memory is of one part."""
-
-    def uses(self, place: Any, part: Any) -> bool:
-        """It never goes."""
-        return False
-
     def slot_map(self, states: np.ndarray, *, time: float) -> TierMap:
         """What is in each slot, as the page table says. `time`: now, seconds since the epoch."""
         return TierMap(time=time, slot_bytes=self.geometry.stride_bytes, states=states)
@@ -120,7 +97,6 @@ class HostTier:
         self._states[slot] = state
 
     def states(self, some: slice = slice(None)) -> np.ndarray:
-        """What each of some slots is used for, as far as no page has it: uint8 [slots] of `SlotState`, a copy."""
         return np.frombuffer(self._states[some], dtype=np.uint8)
 
     def page(self, slot: int) -> np.ndarray:
