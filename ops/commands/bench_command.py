@@ -19,7 +19,7 @@ OPERATORS = "swift_tiers.ops.commands.bench"
 #: Those of developers, which only a source tree has.
 DEVELOPERS = (
     "attention", "beside", "borrow", "bus", "console", "donor", "identity", "index", "interference", "interpreter",
-    "launch", "lookup", "maps", "overhead", "pages", "pool_layout", "resize", "restart", "restore", "swiftkv",
+    "launch", "lookup", "maps", "overhead", "pool_layout", "resize", "restart", "restore", "swiftkv",
     "writes",
 )  # fmt: skip
 

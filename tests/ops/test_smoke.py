@@ -62,7 +62,6 @@ BENCHES = {
     "lookup": ONE_ROUND,
     "index": [*ONE_ROUND, "--pages", "5000"],
     "maps": ONE_ROUND,
-    "pages": ["--pages", "2000"],
     "pool_layout": [*ONE_ROUND, "--layers", "1"],
     "resize": ONE_ROUND,
     "restart": ["--pages", "5000"],

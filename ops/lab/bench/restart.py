@@ -28,7 +28,7 @@ from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from ...base.arguments import path_argument
 from ...commands.bench.report import Figure, finish, parser
 from ..torture.made_up import chains_of, make_known, stored_of
-from .pages import resident_bytes
+from .index import resident_bytes
 
 DEVICES = 4
 #: Fewer pages than these take what opening takes by itself.
