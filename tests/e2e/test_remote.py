@@ -67,7 +67,7 @@ def mooncake(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: Any) -> None:
-    prompts = [prompt(seed, TOKENS) for seed in range(5)]
+    prompts = [prompt(seed, TOKENS) for seed in range(12)]
     expected = plain.answers(prompts)
     pages = ("--page-size", "16")
     name = f"{engine}-first"
@@ -94,12 +94,13 @@ def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: A
         os.kill(child, signal.SIGSEGV)
         assert generate(second, prompts[1])[0] == expected[1], "its child is dead"
         assert wait_for(lambda: (engine_ready(second) and child_of(second) != child) or None, PATIENCE), "no new child"
-        found = 0
-        for one, answer in zip(prompts[2:], expected[2:], strict=True):  # a busy machine may answer a first one late
+        for one, answer in zip(prompts[2:], expected[2:], strict=True):  # a busy machine may answer late
             tokens, details = generate(second, one)
             assert tokens == answer
-            found = max(found, details.get("remote", 0))
-        assert found == FOUND, snapshot(second)["tiers"]["remote"]
+            if details.get("remote") == FOUND:
+                break
+        else:
+            raise AssertionError(f"nothing is found there any more: {snapshot(second)}")
         os.kill(child_of(second), signal.SIGSTOP)
         assert generate(second, prompt(9, TOKENS))[0] == plain.answers([prompt(9, TOKENS)])[0], "its child hangs"
         state = snapshot(second)

@@ -394,9 +394,11 @@ def begun_anew(s) -> tuple[bool, int]:
     req = s.add(question)
     attempts = req.prefill_attempt_count
     s.run(lambda: req.prefill_attempt_count > attempts)
+    assert s.linker.wait_offloads(60)
+    s.cache.check_hicache_events()  # nothing is locked for being copied out, or it would not leave
     link = s.linker.stack.links["host-device"]
     before = link.pages
-    s.scheduler.tree_cache.evict(EvictParams(num_tokens=1 << 20))
+    s.cache.evict(EvictParams(num_tokens=1 << 20))
     s.run()
     return is_right(req, expected), link.pages - before
 
