@@ -47,11 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--size", type=int, default=FILE_BYTES >> 20, metavar="MIB", help="of each of the files (%(default)s)"
     )
     options = arguments.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-tiers-bench-", dir=options.directory))
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(
+        prefix="swift-tiers-bench-", dir=options.directory, ignore_cleanup_errors=True
+    ) as folder:
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: Any) -> int:

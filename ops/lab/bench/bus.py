@@ -10,7 +10,6 @@ the server itself says on the bus.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,11 +33,10 @@ PATIENCE_SECONDS = 20.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments("bus", __doc__, rounds=30).parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))  # short: a socket's name is below it
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(
+        prefix="swift-bench-", ignore_cleanup_errors=True
+    ) as folder:  # short: a socket's name is below it
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:

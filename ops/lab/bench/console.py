@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -81,11 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = [view.NAME for view in VIEWS]
     arguments.add_argument("--views", nargs="+", default=known, choices=known, metavar="VIEW", help="these only")
     options = arguments.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="swift-bench-", ignore_cleanup_errors=True) as folder:
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -93,11 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--pause", type=float, default=0.5, help="seconds between two requests (%(default)s)")
     arguments.add_argument("--keep", help="the one donor's peer.keep (default: its own, as long as a minute)")
     options = arguments.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))  # short: a socket's name is below it
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(
+        prefix="swift-bench-", ignore_cleanup_errors=True
+    ) as folder:  # short: a socket's name is below it
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -50,11 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--bandwidth", help="the donor's peer.bandwidth (default: none)")
     arguments.add_argument("--interference", type=float, help="the donor's peer.interference (default: its own)")
     options = arguments.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))  # short: a socket's name is below it
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(
+        prefix="swift-bench-", ignore_cleanup_errors=True
+    ) as folder:  # short: a socket's name is below it
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:

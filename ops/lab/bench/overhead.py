@@ -8,7 +8,6 @@ median over the rounds of the ratio of their throughputs. Only one of them works
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,8 @@ BOUND = 0.97
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments("overhead", __doc__, rounds=12).parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-tiers-bench-"))
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="swift-tiers-bench-") as folder:
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:

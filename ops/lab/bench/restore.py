@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -177,11 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--lengths", default="1024,2048,4096,8128", help="tokens of the prefixes (%(default)s)")
     arguments.add_argument("--chunk", type=int, default=512, help="restore.chunk (%(default)s)")
     options = arguments.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as folder:
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:

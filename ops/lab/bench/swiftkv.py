@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,11 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     form.add_argument("--model-path", type=path_argument, help="a Llama's or Qwen's directory (default: the demo's)")
     form.add_argument("--tokens", type=int, default=2000, help="tokens of a prompt (%(default)s)")
     options = form.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="swift-tiers-bench-"))
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="swift-tiers-bench-") as folder:
+        return _measure(Path(folder), options)
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:
