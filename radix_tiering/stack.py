@@ -43,6 +43,7 @@ from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from .way.sending import Sender
 from .way.source_turns import SourceTurns
 from .way.up import Restorer
+from .way.write_queue import WriteQueue
 
 logger = logging.getLogger(__name__)
 
@@ -278,10 +279,10 @@ class TierStack:
         memory, durable = which != "nothing", which == "all"
         digest, pages = self.digest, 0
         written: list[bool] = []
+        queued: list[WriteQueue] = []
         with self.table.lock:
             if memory:  # else what is to be written is still there
-                for mover in self.movers.values():
-                    mover.clear()
+                queued += (mover.clear() for mover in self.movers.values())
             if durable:
                 pages = self.table.forget_namespace(digest)
                 told = [self.fillings[mover.tier.name].flush(digest) for mover in self._durable]
@@ -293,6 +294,7 @@ class TierStack:
             for mover in self.movers.values():
                 mover.tier.forget_arrived()
         yield
+        queued.clear()  # here, where nobody waits
         if durable:
             yield from sweeps.clean(self.table)
         elif memory:
@@ -396,7 +398,7 @@ class TierStack:
     def _last_writes(self, mover: Mover, ending: Ending) -> Iterator[HeldPages]:
         """Write what memory alone has, as long as there is time; then what the tier has."""
         sweeps.run(sweeps.clean(self.table))
-        sweeps.run(sweeps.offer(self.table, mover, self.table.in_memory()))
+        sweeps.run(sweeps.offer(self.table, mover, self.table.parents_first(list(self.table.in_memory()))))
         filling = self.fillings[mover.tier.name]
         with self.table.lock:
             # What waits for the index is not written any more.

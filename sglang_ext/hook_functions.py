@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from contextlib import nullcontext
 from typing import Any
@@ -58,6 +59,14 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         self.tree_cache.room_made = lambda: _admit_again(self)
         self.tree_cache.group_ended = self.beam_coordinator.retire_group
         runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
+        _leave_to_itself_what_is_there()
+
+
+def _leave_to_itself_what_is_there() -> None:
+    """The garbage collector looks through all objects now and then, a million of imports and the model, which takes
+    most of a second and stops every thread: the more requests keep, the more often. What is there now stays there."""
+    gc.collect()
+    gc.freeze()
 
 
 def _admit_again(scheduler: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..base.errors import NotHeldError
@@ -31,21 +32,24 @@ class Book:
         #: Places in landing memory, by the row of the page that lies there.
         self.landed: dict[int, int] = {}
 
-    def __hash__(self) -> int:
-        """The same in every process, as that of pages is to be: what is in a set has an order then."""
-        return 0
 
-
-class Page(NamedTuple):
+class Page(msgspec.Struct, frozen=True, gc=False):
     """One page of one namespace, wherever its copies are: where the book has it. Changed only by `PageTable`.
 
     It says of itself what is true now. Of one that has left the table, and that nobody had pinned, nothing is: it has
     no copy, no pin and no parent, and its key raises NotHeldError.
+
+    The garbage collector does not look at it, since requests have a hundred thousand of them: it is in no cycle, as
+    nothing that it leads to leads back.
     """
 
     book: Book
     row: int
     generation: int  # of the row: another one's is another page
+
+    def __hash__(self) -> int:
+        """The same in every process: what is in a set has an order then."""
+        return hash((self.row, self.generation))
 
     # ---- what it is ----
 

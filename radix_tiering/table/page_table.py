@@ -63,6 +63,9 @@ from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part
 
 #: Pages that are handled in one hold of the lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
+#: A tier that has nothing yet, since others decide how much it has, is foreseen to have as much as host memory so many
+#: times: rows cost nothing before they are used, and more than were foreseen are copied, with all there are.
+UNKNOWN_TIMES = 4
 #: Pages behind one that is dropped that leave with it, if none is leaving yet: most have no more, and nobody need wait
 #: for another thread.
 LEAVE_AT_ONCE = 16
@@ -94,7 +97,8 @@ class PageTable:
         self.host = host
         self.serving = b""  # digest of the namespace that is served now; set by the stack
         length = host.geometry.page_bytes
-        places = sum(keeper.capacity_bytes // max(1, keeper.size_of(length)) for keeper in (host, *tiers))
+        unknown = UNKNOWN_TIMES * host.capacity_bytes
+        places = sum((keeper.capacity_bytes or unknown) // max(1, keeper.size_of(length)) for keeper in (host, *tiers))
         kinds = [(keeper.durable, keeper.near) for keeper in (host, *tiers)]
         self._rows = rows = PageRows(kinds, places + places // 8)
         orders = self._orders(policy, tiers)
@@ -146,6 +150,21 @@ class PageTable:
         """The same of many, without a list of all."""
         for start in range(0, len(rows), BATCH):
             yield from self._pages(rows[start : start + BATCH])
+
+    def unwritten(self, tier: int) -> Iterator[Page]:
+        """The pages that are in host memory now, or on their way there, and of which this tier has no copy: those used
+        last first, parents before their children; made one by one. Any thread."""
+        rows = self.of[HOST].listed()
+        rows = rows[~self._rows.begun(rows, tier)]
+        return self._one_by_one(rows[self._rows.hottest_first(rows)])
+
+    def hottest_first(self, pages: Sequence[Page]) -> list[Page]:
+        """These, in that order."""
+        return [pages[at] for at in self._rows.hottest_first(rows_of(pages)).tolist()]
+
+    def parents_first(self, pages: Sequence[Page]) -> list[Page]:
+        """These, each before those that follow it."""
+        return [pages[at] for at in self._rows.parents_first(rows_of(pages)).tolist()]
 
     # ---- finding and entering ----
 
@@ -590,10 +609,10 @@ class PageTable:
         self.flushes += 1
         self._emptying = True
 
-    def in_memory(self) -> list[Page]:
-        """The pages with such a copy. Any thread."""
+    def in_memory(self) -> Iterator[Page]:
+        """The pages that have such a copy now, most of them before those they follow; made one by one. Any thread."""
         listed = [copies.listed() for copies in self.of if not copies.durable]
-        return self._pages(np.concatenate(listed))
+        return self._one_by_one(np.concatenate(listed)[::-1])
 
     def emptied(self, flushes: int) -> None:
         """What there was in memory when `flushes` was this has been settled."""
@@ -741,13 +760,14 @@ class PageTable:
             self._shed_asked_for = False
         return evicted
 
-    def kept_by_followers(self, tier: int) -> list[Page]:
-        """The pages that may have no copy but one in this tier, and are no victims because of what follows them,
-        wherever that is: those used longest ago first, and of a sequence its end. Any thread."""
+    def kept_by_followers(self, tier: int) -> Iterator[Page]:
+        """The pages that may have no copy now but one in this tier, and are no victims because of what follows them,
+        wherever that is: those used longest ago first, and of a sequence its end; made one by one. Any thread."""
         if tier == HOST or self.of[tier].durable:
-            return []  # something may always leave there
-        pages = [page for page in self._pages(self.of[tier].listed()) if not page.elsewhere(tier)]
-        return sorted(pages, key=lambda page: (page.last_use, -page.depth))
+            return iter(())  # something may always leave there
+        rows = self.of[tier].listed()
+        rows = rows[~self._rows.elsewhere(rows, tier)]
+        return self._one_by_one(rows[self._rows.hottest_first(rows)[::-1]])
 
     def give_up(self, page: Page, tier: int) -> int:
         """`drop` one of `kept_by_followers`, if it still is one and not pinned; how many pages have left already."""

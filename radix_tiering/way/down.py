@@ -325,10 +325,11 @@ class Mover:
         """Those of `pages` that do not wait to be written already."""
         return self._queue.without(pages)
 
-    def clear(self) -> None:
-        """Forget what is queued; what is in flight completes."""
-        self._queue.clear()
+    def clear(self) -> WriteQueue:
+        """Forget what is queued; what is in flight completes. The former queue, for whoever has time to free it."""
+        former, self._queue = self._queue, WriteQueue()
         self.pump()
+        return former
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until everything admitted is written; False on timeout."""

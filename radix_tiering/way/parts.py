@@ -68,18 +68,21 @@ class Parts:
         self._start = start
         self._events = events
         self._filling = filling
+        self._offering = False  # an errand that offers all pages waits for its turn
         self._saving: dict[Part, int] = {}  # parts that are leaving: pages that are being saved from them
         self._idle = runner.condition(table.lock)
 
     def room(self) -> None:
         """Offer what host memory holds, most recent first, in steps."""
-        self._start(self._offer_all())
+        if not self._offering:
+            self._offering = True
+            self._start(self._offer_all())
 
     def _offer_all(self) -> Generator[None, None, int]:
+        self._offering = False  # what room comes from now on is not known to this one
         with self._table.lock:
             self._mover.pump()
-        pages = [page for page in self._table.in_memory() if page.resident and not page.begun_in(self._number)]
-        return (yield from sweeps.offer(self._table, self._mover, pages, _hottest))
+        return (yield from sweeps.offer(self._table, self._mover, self._table.unwritten(self._number)))
 
     def leaving(self, part: Part, until: float) -> Iterator[None]:
         """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
@@ -136,7 +139,7 @@ class Parts:
             yield
         with self._table.lock:
             pages = self._table.part_forgotten(self._number, part)
-        yield from sweeps.offer(self._table, self._mover, staying)
+        yield from sweeps.offer(self._table, self._mover, self._table.parents_first(staying))
         if pages or self._tier.durable:
             self._tell(self._tier.part_lost, part, pages=pages)
         return pages
@@ -148,7 +151,7 @@ class Parts:
             with self._table.lock:
                 pages += [page for page in batch if self._table.lies_on(page, self._number, part)]
         saving = 0
-        for number, batch in enumerate(sweeps.batches(sorted(pages, key=_hottest))):
+        for number, batch in enumerate(sweeps.batches(self._table.hottest_first(pages))):
             if number:
                 yield
             with self._table.lock:
@@ -165,8 +168,3 @@ class Parts:
     def _tell(self, event: str, part: Part, **facts: Any) -> None:
         if event:
             self._events.emit(event, **self._tier.part_facts(part), **facts)
-
-
-def _hottest(page: Page) -> tuple[int, int]:
-    """The order in which what was used last comes first."""
-    return -page.last_use, page.depth

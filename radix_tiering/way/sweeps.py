@@ -7,8 +7,8 @@ meanwhile may stay. It returns how many pages it has changed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterable, Iterator
+from typing import TypeVar
 
 from ..table.held_page import Page
 from ..table.page_table import PAGES_PER_HOLD, PageTable
@@ -55,19 +55,21 @@ def settle_memory(table: PageTable) -> Sweep:
     """What `PageTable.forget_memory` has begun: copies in host memory and at peers leave; pages with an ssd copy stay,
     and so do pinned slots. Returns how many pages have left."""
     flushes = table.flushes
-    emptied = yield from _each(table, table.in_memory(), table.settle)
+    emptied = 0
+    for batch in batches(table.in_memory()):
+        with table.lock:
+            emptied += sum(not page.dropped and table.settle(page) for page in batch)
+        yield
     with table.lock:
         table.emptied(flushes)
     yield from clean(table)
     return emptied
 
 
-def offer(
-    table: PageTable, mover: Mover, pages: Sequence[Page], order: Callable[[Page], Any] = lambda page: page.depth
-) -> Sweep:
-    """Have written what host memory has of `pages`, by `order`: those first that others follow."""
+def offer(table: PageTable, mover: Mover, pages: Iterable[Page]) -> Sweep:
+    """Have written what host memory has of `pages`, in this order."""
     offered = 0
-    for batch in batches(sorted(pages, key=order)):
+    for batch in batches(pages):
         with table.lock:
             there = [page for page in batch if not page.dropped and page.resident]
             mover.offer(there)
@@ -165,16 +167,3 @@ def prefix_of(page: Page) -> Iterator[Page]:
     while current is not None:
         yield current
         current = current.parent
-
-
-def _each(table: PageTable, pages: Sequence[Page], change: Callable[[Page], bool | None]) -> Sweep:
-    """`change` these pages, those behind before those they follow. One of which it says False is not counted: there
-    was nothing to change."""
-    changed = 0
-    for stop in range(len(pages), 0, -PAGES_PER_HOLD):
-        with table.lock:
-            for page in reversed(pages[max(0, stop - PAGES_PER_HOLD) : stop]):
-                if not page.dropped and change(page) is not False:
-                    changed += 1
-        yield
-    return changed

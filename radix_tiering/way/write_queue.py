@@ -51,7 +51,3 @@ class WriteQueue:
     def without(self, pages: Iterable[Page]) -> list[Page]:
         """Those of `pages` that are not in it."""
         return [page for page in pages if page not in self._pages]
-
-    def clear(self) -> None:
-        for some in (self._pages, self._looked_at, self._others):
-            some.clear()

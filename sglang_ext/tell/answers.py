@@ -144,8 +144,9 @@ class _KeyedNodes:
         self._tree = tree
         self._at = at
         self._table = table
-        self._keys: dict[int, str] = {}
-        self.errand = Errand(lambda: read_keys(core, [node.node for node in table], self._keys))
+        self._keys = keys = dict[int, str]()
+        # It does not lead back to this, or the tree would stay until the garbage collector comes.
+        self.errand = Errand(lambda: read_keys(core, [node.node for node in table], keys))
 
     def told(self) -> TreeNodes:
         """Once the errand has ended."""

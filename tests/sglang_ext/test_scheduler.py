@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
 import os
 import random
@@ -82,6 +83,12 @@ def ways_into_sglang(s) -> dict[str, list[str]]:
         "forward modes": [mode.name for mode in ForwardMode],
         "loops": sorted(name for name in dir(s.scheduler) if name.startswith("event_loop_")),
     }
+
+
+def collected(s) -> bool:
+    """Whether the garbage collector looks through what was there when the scheduler had been made."""
+    looked_at = set(map(id, gc.get_objects()))
+    return id(s.scheduler) in looked_at or id(s.linker) in looked_at
 
 
 def evicted_prefix_comes_back(s):
@@ -935,6 +942,10 @@ def test_nothing_of_sglang_has_not_been_looked_at(scheduler):
     for kind, names in scheduler(ways_into_sglang).items():
         assert sorted(set(names) - set(judged[kind])) == [], f"new {kind}"
         assert sorted(set(judged[kind]) - set(names)) == [], f"{kind} that have gone"
+
+
+def test_collections_do_not_look_through_what_was_there_at_the_start(scheduler):
+    assert not scheduler(collected)
 
 
 def test_damaged_files_are_misses(scheduler, directories):

@@ -121,7 +121,7 @@ class FlushInSteps:
     def begin(self) -> None:
         self._table.forget_memory()
         self.flushed.update(page for page in self._table.listed() if not page.begun_in(SSD))
-        self._left = self._table.in_memory()
+        self._left = list(self._table.in_memory())[::-1]
 
     def go_on(self, count: int) -> None:
         """With so many pages; where none is left, it is over."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.table.kernels import BATCH
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 
@@ -177,3 +180,44 @@ def test_a_long_chain_leaves_no_pin() -> None:
         assert stack.table.pinned_pages == 0
     assert put(stack, chain("new"), ROOT_KEY) == 1, "every slot can be used again"
     check(stack)
+
+
+# ---- lists of many ----
+
+
+def test_what_a_tier_lacks_is_offered_hottest_first_and_a_few_objects_at_a_time(monkeypatch) -> None:
+    """A million pages in a list, sorted there, keep the interpreter from SGLang for most of a second."""
+    stack = make_stack(host_pages=2000, lent=ModelPeer(GEOMETRY.page_bytes))
+    sequences = [chain(f"sequence {number}", *range(number % 7 + 1)) for number in range(300)]
+    for keys in sequences:
+        put(stack, keys)
+    table, number = stack.table, stack.movers["peer"].number
+    with table.lock:
+        for keys in sequences[::-3]:
+            for page in table.settled_chain(stack.digest, keys):
+                table.use(page, table.tick())
+    made: list[int] = []
+    make = table._rows.make_handles
+    monkeypatch.setattr(table._rows, "make_handles", lambda rows: (made.append(len(rows)), make(rows))[1])
+    told = list(table.unwritten(number))
+    assert max(made) <= BATCH < len(told) == sum(map(len, sequences))
+    assert told == sorted(table.listed(), key=lambda page: (-page.last_use, page.depth, page.slot))
+    assert table.hottest_first(table.listed()) == sorted(table.listed(), key=lambda page: (-page.last_use, page.depth))
+    assert [page.depth for page in table.parents_first(told)] == sorted(page.depth for page in told)
+    assert not any(map(gc.is_tracked, told)), "the garbage collector has nothing to look at"
+
+
+def test_room_that_comes_again_and_again_is_filled_once() -> None:
+    stack = make_stack(host_pages=8, lent=ModelPeer(GEOMETRY.page_bytes))
+    put(stack, chain(*"abcd"))
+    offered: list[int] = []
+    stack.movers["peer"].offer = lambda pages: offered.append(len(pages))
+    parts = stack.parts["peer"]
+    begun, parts._start = [], lambda steps: begun.append(steps)
+    for _ in range(5):
+        parts.room()
+    assert len(begun) == 1
+    next(begun[0])
+    assert offered == [4]
+    parts.room()
+    assert len(begun) == 2, "which this one may have come too late for"
