@@ -30,6 +30,7 @@ from .pools.supported import (
     check_capability,
     check_model,
     check_modes,
+    check_radix_cache,
     check_speculation,
     check_windows,
 )
@@ -106,6 +107,16 @@ def check_modes_arguments(server_args: Any, previous: Any) -> None:
         with _refusing(server_args):
             check_modes(view)
             check_speculation(view, parse_config(read_source(view.swift_tiers_config)))
+    previous(server_args)
+
+
+def check_tree(server_args: Any, previous: Any) -> None:
+    """Resolution step in which SGLang judges a linker: it has switched its radix cache off for some modes by then, and
+    would name arguments that nobody has given."""
+    view = resolving_view(server_args)
+    if view.enable_swift_tiers:
+        with _refusing(server_args):
+            check_radix_cache(view)
     previous(server_args)
 
 

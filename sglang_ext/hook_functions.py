@@ -192,7 +192,9 @@ def _loses(kind: str, tags: Any) -> bool:
 
 def _device_is_empty(scheduler: Any) -> bool:
     """Whether no KV is on the device: of no prefix in the tree, of no request, of no session."""
-    allocator = scheduler.token_to_kv_pool_allocator
+    from .pools.kept import attention_allocator
+
+    allocator = attention_allocator(scheduler.token_to_kv_pool_allocator)
     lent = getattr(allocator, "lent_tokens", 0)
     return bool(allocator.available_size() + lent == scheduler.max_total_num_tokens)
 
@@ -224,29 +226,54 @@ def after_radix_namespace(result: Any, self: Any, req: Any) -> None:
     KV, whose pages would be taken for theirs for as long as SSDs last.
 
     SGLang puts numbers beyond the vocabulary in the place of a picture's tokens, by the picture's content, and takes
-    any number in `input_ids`: those who send such numbers themselves have keys of their own.
+    any number in `input_ids`: those who send such numbers themselves have keys of their own. So has the turn of a
+    session that has the numbers of a former turn's picture, and not the picture: SGLang takes that away with the turn
+    which it came with, and computes what there is.
 
     SGLang appends the id of a request's adapter to its `extra_key`: with an end mark, which no id ends in, no key
     without an adapter is one with.
     """
     if swift_linker(self) is None:
         return
-    if np.max(np.asarray(req.origin_input_ids_unpadded), initial=0) >= self.model_config.vocab_size:
+    least = self.model_config.vocab_size
+    if np.max(np.asarray(req.origin_input_ids_unpadded), initial=0) >= least or _lacks_a_picture(req, least):
         req.extra_key = (req.extra_key or "") + _NO_TOKENS
     if self.enable_lora and req.lora_id is None and req.extra_key is not None:
         req.extra_key += _NO_ADAPTER
 
 
+def _lacks_a_picture(req: Any, least: int) -> bool:
+    """Whether numbers from `least` on stand in its prompt for something that does not come with it."""
+    ids = np.asarray(req.origin_input_ids)
+    there = ids[ids >= least]
+    if not len(there):
+        return False
+    items = req.multimodal_inputs.mm_items if req.multimodal_inputs is not None else ()
+    known = [number for item in items for number in item.padding_values() if number is not None]
+    return not np.isin(there, known).all()
+
+
+def before_session_closes(self: Any, session_id: str) -> None:
+    """SGLang takes the pictures of all its requests away, also of those that wait, or are computed: what comes of these
+    is not what their keys say."""
+    session = self.sessions[session_id]
+    if not get_memory().enable_swift_tiers or session.streaming:  # which it closes when they have ended
+        return
+    for node in session.req_nodes.values():
+        if not node.req.finished() and node.req.multimodal_inputs is not None:
+            node.req.skip_radix_cache_insert = True
+
+
 def after_prefill_adder_class(adder: Any, self: Any) -> Any:
-    if swift_linker(self) is None or self.chunked_prefill_size is None:
+    if swift_linker(self) is None:
         return adder
     from sglang.srt.managers.schedule_policy import PrefillAdder
 
-    from .way.restoring import RestoringAdder
+    from .way.restoring import PatientAdder, RestoringAdder
 
     if adder is not PrefillAdder:  # another plugin's
         return adder
-    return RestoringAdder
+    return PatientAdder if self.chunked_prefill_size is None else RestoringAdder
 
 
 def around_kv_pool_class(original: Any, self: Any, *, kind: str, default: type) -> Any:

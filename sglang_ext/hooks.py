@@ -40,6 +40,7 @@ from .hook_functions import (
     before_embedding,
     before_model_architecture,
     before_scheduler_init,
+    before_session_closes,
 )
 from .overrides import Override, overrides
 
@@ -176,6 +177,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_radix_namespace,
             ("self", "req"),
             "keep keys that clients write apart from those of adapters and pictures: SGLang has said the last of a key",
+        ),
+        Hook(
+            "sglang.srt.session.session_controller.SessionController._close",
+            HookType.BEFORE,
+            before_session_closes,
+            ("self", "session_id"),
+            "keep nothing of a request whose pictures are taken away while it waits or runs",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.get_prefill_adder_class",

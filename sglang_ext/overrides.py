@@ -17,8 +17,9 @@ class Override(NamedTuple):
 
 
 def overrides() -> tuple[Override, ...]:
-    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks; what a forward that is ended
-    early is made of; and, where that is the platform, what the portable CPU platform's attention is made of."""
+    """What `PatientAdder` and `RestoringAdder` override, beside `add_one_req`, which is among the hooks; what a forward
+    that is ended early is made of; and, where that is the platform, what the portable CPU platform's attention is made
+    of."""
     runner, layers = "sglang.srt.model_executor.model_runner.ModelRunner", "compute a chunk layer by layer"
     adder, reason = "sglang.srt.managers.schedule_policy.PrefillAdder", "cut chunks where pages have arrived"
     shape = (

@@ -33,6 +33,7 @@ def _install() -> None:
         check_model_arguments,
         check_modes_arguments,
         check_swiftkv_backends,
+        check_tree,
         prepare_swiftkv_arguments,
         translate_arguments,
     )
@@ -47,6 +48,7 @@ def _install() -> None:
     register_resolution_hook("handle_hardware_runtime_validation")(check_arguments)
     register_resolution_hook("handle_missing_default_values")(translate_arguments)
     register_resolution_hook("handle_model_specific_adjustments")(check_model_arguments)
+    register_resolution_hook("handle_hicache")(check_tree)
     register_resolution_hook("handle_speculative_decoding")(check_modes_arguments)
     register_resolution_hook("handle_cuda_graph_config")(prepare_swiftkv_arguments)
     register_resolution_hook("handle_model_capability_adjustments")(check_capabilities)

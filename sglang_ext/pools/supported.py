@@ -42,6 +42,7 @@ def check_modes(view: Any) -> None:
         ("--attn-cp-size", view.attn_cp_size > 1, "it is not supported: use --tp-size alone"),
         ("--enable-prefill-cp", view.enable_prefill_cp, "it is not supported: use --tp-size alone"),
         ("--dcp-size", view.dcp_size > 1, "it is not supported: use --tp-size alone"),
+        ("--enable-unified-memory", view.enable_unified_memory, "it is not supported: remove it"),
         ("--enable-kv-cache-sharding", view.enable_kv_cache_sharding, "it is not supported: remove it"),
         ("--enable-dsa-cache-layer-split", view.enable_dsa_cache_layer_split, "it is not supported: remove it"),
         (
@@ -200,6 +201,16 @@ def _check_beside(config: TiersConfig, why: str, remedy: str = "") -> None:
         if is_set:
             otherwise = f", or {remedy}" if remedy else ""
             raise ConfigError(f"{field}: {why}, for which that is not supported so far; remove {field}{otherwise}")
+
+
+def check_radix_cache(view: Any) -> None:
+    """`view`: SGLang's arguments, with what it cannot do in a mode switched off. Raises ConfigError."""
+    if view.disable_radix_cache:
+        raise ConfigError(
+            "--enable-swift-tiers: SGLang switches its radix cache off for another argument, or for this model on this "
+            "machine (a warning of it says for which), and the tiers lie beneath it: change that argument (with "
+            "--enable-deterministic-inference or --rl-on-policy-target the --attention-backend), or remove the flag"
+        )
 
 
 def check_capability(view: Any, model_config: Any) -> None:

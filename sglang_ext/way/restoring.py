@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from .cache import SwiftLinkerWrapper
 
 
-class RestoringAdder(PrefillAdder):
+class PatientAdder(PrefillAdder):
+    """SGLang's choice of what runs next, where nobody makes room for a request that waits for its pages."""
+
+    def preempt_to_schedule(self, req: Any) -> bool:
+        """Nobody is taken off the device for a request that would not run then: SGLang asks for the place before it
+        asks whether its pages are there."""
+        ready = self.tree_cache.check_prefetch_progress(req.cache_request_handle)
+        return ready and super().preempt_to_schedule(req)
+
+
+class RestoringAdder(PatientAdder):
     """SGLang's choice of what runs next, with the chunks of requests on a course cut where they have to be."""
 
     rem_chunk_tokens: int | None
@@ -262,12 +272,6 @@ class RestoringAdder(PrefillAdder):
         if left > 0:
             new = min(req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS)
             self.memory_budget.total_offset += self.ceil_paged_tokens(left) + self.page_size + new
-
-    def preempt_to_schedule(self, req: Any) -> bool:
-        """Nobody is taken off the device for a request that waits for its pages, and would not run then: SGLang asks
-        for the place before it asks whether they are there."""
-        ready = self.tree_cache.check_prefetch_progress(req.cache_request_handle)
-        return ready and super().preempt_to_schedule(req)
 
     def budget_state(self) -> Any:
         cache = self.tree_cache

@@ -5,18 +5,21 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+
 from support.models import PICTURE, tiny_vl
 from support.servers import START_SECONDS, Server, Site, call, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
-PAGE = 16
+PAGE, PATIENCE = 16, 120.0
 #: Each of them in tokens: one a byte, 64 a picture.
 ASKED = {
     "a picture and text": (PICTURE + "what is it? " * 20, (1,)),
@@ -33,6 +36,12 @@ def picture(seed: int) -> str:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
+
+
+def load_of(server: Server) -> tuple[int, int]:
+    """Its requests that run, and that wait."""
+    (load,) = call(server, "/v1/loads")["loads"]
+    return load["num_running_reqs"], load["num_waiting_reqs"]
 
 
 class Answer:
@@ -134,3 +143,50 @@ def test_they_come_back_after_a_restart(site: Site, server: Server, expected: di
         assert found.same_as(answer), name
         assert found.details["ssd"] + found.details["host"] + found.details["device"] == found.whole_pages
     assert snapshot(server)["tiers"]["ssd"]["hits"] > 0
+
+
+@pytest.mark.parametrize("way", ["the turn is aborted, and another follows it", "the session is closed"])
+def test_a_turn_that_is_computed_without_its_picture_is_nobody_elses(
+    site: Site, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang takes a waiting turn's picture away, and leaves the picture's numbers: on two ranks it computes them as
+    zeros. What comes of that must not be found by whoever asks about the picture."""
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    text, shown = f"<|im_start|>user\n{ASKED['a picture and text'][0]}", (7,)
+    directory = site.root / way
+    directory.mkdir()
+
+    def body(text: str, pictures: tuple[int, ...], **more: Any) -> dict[str, Any]:
+        return {
+            "text": text, "image_data": [picture(seed) for seed in pictures] or None, "return_logprob": True,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}, **more,
+        }  # fmt: skip
+
+    tiers = {**site.tiers(directory, host="4MiB"), "restore": {"strategy": "load"}}
+    more = ("--page-size", str(PAGE), "--tp-size", "2", "--max-running-requests", "1")
+    with site.server("turns", *more, tiers=tiers) as server, ThreadPoolExecutor(2) as clients:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        right = Answer(call(server, "/generate", body(text, shown)))
+        call(server, "/hicache/storage-backend/clear", {})
+        call(server, "/flush_cache", {})
+        session = call(server, "/open_session", {"capacity_of_str_len": 10_000})
+        long = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
+        before = clients.submit(call, server, "/generate", {"text": "hello", "rid": "before", "sampling_params": long})
+        assert wait_for(lambda: load_of(server) == (1, 0) or None, PATIENCE)
+        turn = body(text, shown, rid="turn", session_params={"id": session})
+        first = clients.submit(call, server, "/generate", turn)
+        assert wait_for(lambda: load_of(server) == (1, 1) or None, PATIENCE)
+        if way == "the session is closed":
+            call(server, "/close_session", {"session_id": session})
+            call(server, "/abort_request", {"rid": "before"})
+            first.result(PATIENCE)
+        else:
+            call(server, "/abort_request", {"rid": "turn"})
+            call(server, "/abort_request", {"rid": "before"})
+            follows = {"id": session, "rid": "turn", "replace": True}
+            call(server, "/generate", body(" and so? ", (), rid="after", session_params=follows))
+        before.exception(PATIENCE)
+        wait_written(server)
+        call(server, "/flush_cache", {})
+        assert Answer(call(server, "/generate", body(text, shown))).same_as(right)

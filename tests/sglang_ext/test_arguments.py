@@ -265,6 +265,21 @@ def test_models_and_modes(model, models):
         "peer.donate: FalconH1ForCausalLM has layers that keep a state": [*on, models["states"], *donor],
         "DeepseekV32ForCausalLM keeps parts of its index by request": [*on, models["pooled index"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],
+        "its radix cache off for another argument, .* change that": [
+            *on,
+            model,
+            "--enable-mis",
+            "--attention-backend",
+            "flashinfer",
+        ],
+        "radix cache off .* the --attention-backend": [
+            *on,
+            model,
+            "--enable-deterministic-inference",
+            "--attention-backend",
+            "flashinfer",
+        ],
+        "--enable-unified-memory: .* remove it": [*on, model, "--enable-unified-memory"],
         "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],
         "--speculative-algorithm: dflash .* use one of NGRAM, EAGLE, ": [
             *on,

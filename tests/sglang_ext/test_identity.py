@@ -512,6 +512,57 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
     assert key(None, None) is None, "most requests have no key of their own"
 
 
+def test_a_turn_that_has_lost_its_picture_has_a_key_of_its_own(monkeypatch):
+    """SGLang gives a session's turn the numbers of former turns' pictures, and of a turn that was aborted not the
+    picture: what is computed then is nobody else's."""
+    from array import array
+
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs, Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from swift_tiers.sglang_ext import hook_functions
+
+    monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: scheduler.linker)
+    scheduler = SimpleNamespace(linker=object(), enable_lora=False, model_config=SimpleNamespace(vocab_size=256))
+    items = [MultimodalDataItem(modality=Modality.IMAGE) for _ in range(2)]
+    for number, item in enumerate(items):
+        item.set_hash(number + 7)
+    text, numbers = [1, 2, 3], [number for item in items for number in item.padding_sequence(5)]
+
+    def marked(prompt, *there):
+        req = Req("r", "", array("q", [1, 2]), SamplingParams())
+        req.origin_input_ids = array("q", prompt)
+        req.multimodal_inputs = MultimodalInputs(mm_items=list(there)) if there else None
+        hook_functions.after_radix_namespace(None, scheduler, req)
+        return req.extra_key is not None
+
+    assert not marked(text)
+    assert not marked(text, items[0]), "a picture that has left no number"
+    assert not marked(text + numbers, *items)
+    assert marked(text + numbers)
+    assert marked(text + numbers, items[0]), "that of a former turn is not there"
+    assert marked(numbers[:5] + text, items[1])
+    assert not marked(numbers[:5] + text, items[0])
+
+
+def test_nothing_is_kept_of_a_turn_whose_picture_is_taken_away(monkeypatch):
+    """SGLang does that when a session is closed, or has not been used for long, while turns wait or are computed."""
+    from swift_tiers.sglang_ext import hook_functions
+
+    def closed(*, tiers=True, streaming=False, finished=False, picture="a picture"):
+        monkeypatch.setattr(hook_functions, "get_memory", lambda: SimpleNamespace(enable_swift_tiers=tiers))
+        req = SimpleNamespace(finished=lambda: finished, multimodal_inputs=picture, skip_radix_cache_insert=False)
+        session = SimpleNamespace(streaming=streaming, req_nodes={"r": SimpleNamespace(req=req)})
+        hook_functions.before_session_closes(SimpleNamespace(sessions={"s": session}), "s")
+        return req.skip_radix_cache_insert
+
+    assert closed()
+    assert not closed(tiers=False)
+    assert not closed(streaming=True), "SGLang waits for its end"
+    assert not closed(finished=True)
+    assert not closed(picture=None)
+
+
 def test_the_versions_of_sglang_and_of_swift_tiers_count(monkeypatch):
     seen = {software()}
     for changed in ("sglang", "swift-tiers", "transformers"):

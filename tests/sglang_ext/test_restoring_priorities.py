@@ -135,8 +135,7 @@ def retracted(s):
     return whole
 
 
-@pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory):
+def arguments(tmp_path_factory: pytest.TempPathFactory, chunked: str, **restore: Any) -> list[str]:
     from swift_tiers.ops.base.model import tiny_model
 
     config = {
@@ -145,22 +144,33 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
             "directories": [str(tmp_path_factory.mktemp("ssd"))], "size_per_device": "64MiB", "stripe_unit": "8KiB"
         },
         "policy": {"restore_deadline": "60s"},
-        "restore": {"strategy": "token-wise", "chunk": CHUNK},
+        "restore": restore,
         "bus": {"enabled": False},
     }  # fmt: skip
-    arguments = [
+    return [
         "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32", "--page-size", "16",
-        "--max-total-tokens", "4096", "--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512",
+        "--max-total-tokens", "4096", "--max-running-requests", str(RUNNING), "--chunked-prefill-size", chunked,
         "--enable-priority-scheduling",
         "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
     ]  # fmt: skip
-    with SchedulerProcess(arguments) as process:
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory):
+    with SchedulerProcess(arguments(tmp_path_factory, "512", strategy="token-wise", chunk=CHUNK)) as process:
         process(costs_are_unknown)  # or a busy machine leaves pages to be computed, which nobody here does
         yield process
 
 
 def test_nobody_is_taken_off_the_device_for_one_that_waits_for_its_pages(scheduler) -> None:
     assert scheduler(nobody_is_taken_off_in_vain) == ["it was retracted"]
+
+
+@pytest.mark.exhaustive
+def test_nor_where_prompts_are_computed_in_one_piece(tmp_path_factory) -> None:
+    with SchedulerProcess(arguments(tmp_path_factory, "-1", strategy="load")) as process:
+        process(costs_are_unknown)
+        assert process(nobody_is_taken_off_in_vain) == ["SGLang computes prompts in one piece"]
 
 
 def test_one_that_is_computed_while_its_pages_come_takes_precedence_at_once(scheduler) -> None:

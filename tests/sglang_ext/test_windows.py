@@ -137,6 +137,22 @@ def behind_an_image(s, image):
     return list(req.output_ids), s.details(req), expected
 
 
+def after_new_weights(s):
+    """Whether pages are stored after an update of the weights that has emptied the device, and come back."""
+    from swift_tiers.sglang_ext.hook_functions import around_weights_update
+
+    forget(s)
+    s.settle()
+    s.step()
+    around_weights_update(lambda updater, asked: s.scheduler.flush_cache(), s.scheduler.weight_updater, None)
+    stale, question = s.linker.stale_device, prompt(700, 20 * PAGE)
+    s.generate(question, 4)
+    leave_in(s, "host")
+    req = s.add(question, 4)
+    s.run()
+    return stale, s.details(req)["host"]
+
+
 def counted_both_ways(s):
     """Of one prompt and the turn that follows: pages that host memory took in; pages of the links, down and up; and
     loads whose time was counted."""
@@ -292,6 +308,12 @@ def test_a_window_comes_back_behind_its_own_prefix_alone(tiers, image, tokens):
     answer, details, expected = tiers(behind_an_image, image)
     assert answer == expected
     assert details.get("host", 0) == tokens
+
+
+def test_an_update_of_the_weights_that_empties_the_device_ends_nothing(tiers):
+    stale, found = tiers(after_new_weights)
+    assert not stale
+    assert found > 0, "as far as a chunk ends, where SGLang keeps a window"
 
 
 def test_windows_are_counted_as_pages_are(tiers):
