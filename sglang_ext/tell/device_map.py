@@ -26,6 +26,8 @@ from .on_the_way import OnTheWay
 
 #: Pages of requests' rows that are read for one map.
 MOST_ROW_PAGES = 262_144
+#: Nodes that wait to be copied out, and are looked at for one map, each with its path.
+MOST_OFFLOADED = 1000
 #: Tokens of a tree that may be walked: that takes about as long as a map without.
 MOST_WALKED_TOKENS = 65_536
 
@@ -55,7 +57,7 @@ class CapturedMap(NamedTuple):
     lent: np.ndarray
     loading: tuple[OnTheWay, ...]  # slots that are copied to
     walked: tuple[OnTheWay, OnTheWay] | None  # slots in the tree: all, and those that are not locked
-    too_many: bool  # rows were left out
+    too_many: bool  # rows, or nodes that are copied out, were left out
 
     @property
     def may_walk(self) -> bool:
@@ -73,6 +75,7 @@ def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> CapturedMap:
     allocator = attention_allocator(cache.token_to_kv_pool_allocator)
     core, page_size = cache.tree_core, cache.page_size
     stretches, too_many = _stretches(scheduler, page_size)
+    offloaded, too_many_nodes = _locked_by_offloads(cache, core)
     rows = _first_slots(scheduler.req_to_token_pool.req_to_token, stretches, page_size)
     in_tree, locked = cache.full_evictable_size() + cache.full_protected_size(), cache.full_protected_size()
     lent = allocator.lent_pages() if isinstance(allocator, LendingAllocator) else np.zeros(0, np.int64)
@@ -88,13 +91,13 @@ def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> CapturedMap:
         states=np.repeat(
             np.array([one.state for one in stretches], np.uint8), [one.end - one.first for one in stretches]
         ),
-        offloads=tuple(OnTheWay(values) for values in _locked_by_offloads(cache, core)),
+        offloads=() if offloaded is None else (OnTheWay(offloaded),),
         lent=lent,
         loading=tuple(linker.loader.rows_under_way()),
         walked=(OnTheWay(core.all_values_flatten()), OnTheWay(core.walk_for_kv_canary(True, False).slot_indices))
         if walk
         else None,
-        too_many=too_many,
+        too_many=too_many or too_many_nodes,
     )
 
 
@@ -120,7 +123,7 @@ def completed(found: CapturedMap) -> TierMap:
     pinned = int((states[1:] == SlotState.PINNED).sum())
     cached = int((states[1:] == SlotState.CACHED).sum())
     if found.walked is None and found.too_many:
-        raise NoAnswer("requests share more pages than can be looked through; ask again")
+        raise NoAnswer("requests share, or wait to store, more pages than can be looked through; ask again")
     if ((pinned + cached) * page, pinned * page) != (found.in_tree, found.locked):
         raise NoAnswer("what requests hold and what the tree holds do not add up just now; ask again")
     for slots in found.loading:
@@ -186,9 +189,12 @@ def _first_slots(req_to_token: torch.Tensor, stretches: list[RowStretch], page_s
     return req_to_token.view(-1).index_select(0, asked)
 
 
-def _locked_by_offloads(cache: Any, core: Any) -> list[torch.Tensor]:
-    """The slots of the tree's nodes that are locked while they, or what is behind them, are copied out."""
+def _locked_by_offloads(cache: Any, core: Any) -> tuple[torch.Tensor | None, bool]:
+    """The slots of the tree's nodes that are locked while they, or what is behind them, are copied out; whether there
+    are too many nodes to look at."""
     nodes = list(dict.fromkeys(pending.lock_node_id for pending in cache.linker.pending_offloads))
+    if len(nodes) > MOST_OFFLOADED:
+        return None, True
     values: dict[int, torch.Tensor] = {}
     for path in core.collect_path_info(nodes) if nodes else ():
         for info in path:
@@ -196,4 +202,4 @@ def _locked_by_offloads(cache: Any, core: Any) -> list[torch.Tensor]:
                 value = core.get_component_device_value(info.node_id, ComponentType.FULL)
                 if value is not None:
                     values[info.node_id] = value
-    return list(values.values())
+    return torch.cat(list(values.values())) if values else None, False

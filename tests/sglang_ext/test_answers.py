@@ -10,8 +10,11 @@ import random
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet
@@ -514,3 +517,29 @@ def test_subtrees_are_those_of_a_walk(tmp_path_factory) -> None:
         process(nobody_else_asks)
         process(subtrees_are_those_of_a_walk)
         process(every_step_of_mixed_traffic, 4)
+
+
+def test_a_map_looks_at_no_more_nodes_than_a_turn_of_the_scheduler_has_time_for() -> None:
+    from swift_tiers.sglang_ext.tell import device_map
+
+    class Core:
+        asked: ClassVar[list[list[int]]] = []
+
+        def collect_path_info(self, nodes: list[int]) -> list[list[Any]]:
+            self.asked.append(nodes)
+            return [[SimpleNamespace(node_id=0), SimpleNamespace(node_id=node)] for node in nodes]
+
+        def get_component_device_value(self, node: int, component: Any) -> torch.Tensor:
+            return torch.full((16,), node)
+
+    def copied_out(nodes: int) -> Any:
+        pending = [SimpleNamespace(lock_node_id=node) for node in (*range(1, nodes + 1), 1)]
+        cache = SimpleNamespace(linker=SimpleNamespace(pending_offloads=pending))
+        return device_map._locked_by_offloads(cache, Core())
+
+    slots, too_many = copied_out(device_map.MOST_OFFLOADED)
+    assert not too_many
+    assert slots.tolist()[::16] == [0, *range(1, device_map.MOST_OFFLOADED + 1)]
+    assert copied_out(device_map.MOST_OFFLOADED + 1) == (None, True)
+    assert copied_out(0)[0].tolist()[::16] == [0, 1]
+    assert len(Core.asked) == 2
