@@ -66,10 +66,15 @@ class SchedulerPool:
 
     def evict(self, pages: int, *, kept: bool = False) -> None:
         tree, tokens = self._scheduler.tree_cache, pages * self._allocator.page_size
-        if kept:
-            tree.evict(EvictParams(num_tokens=tokens))
-        else:
-            tree.evict_for_others(tokens)
+        # SGLang's list of free pages is copied whole wherever it grows: once here, and not once for each leaf.
+        self._allocator.free_group_begin()
+        try:
+            if kept:
+                tree.evict(EvictParams(num_tokens=tokens))
+            else:
+                tree.evict_for_others(tokens)
+        finally:
+            self._allocator.free_group_end()
 
 
 class GenerationRate:

@@ -64,14 +64,11 @@ class LendingAllocator(BaseTokenToKVPoolAllocator):
         """What was taken is free again."""
         self._lent.difference_update(spans)
         self.lent_tokens -= sum(span.pages for span in spans) * self.page_size
-        others = self._spans.put(spans) if self._spans is not None else spans
-        for span in others:
-            self._append(np.arange(span.first, span.first + span.pages))
+        self._append(_pages_of(self._spans.put(spans) if self._spans is not None else spans))
 
     def lent_pages(self) -> np.ndarray:
         """What is taken out: int64, in no order."""
-        spans = [np.arange(span.first, span.first + span.pages) for span in self._lent]
-        return np.concatenate([*spans, np.zeros(0, np.int64)])
+        return _pages_of(self._lent)
 
     def _listed(self) -> int:
         """Pages in SGLang's list."""
@@ -87,6 +84,7 @@ class LendingAllocator(BaseTokenToKVPoolAllocator):
         return torch.from_numpy(pages).to(self.device)
 
     def _append(self, pages: np.ndarray) -> None:
+        """The whole list is copied: to be called once for all pages that come at one time."""
         if len(pages):
             self.free_pages = torch.cat((self.free_pages, self._list_of(pages)))
 
@@ -125,6 +123,11 @@ class LendingAllocator(BaseTokenToKVPoolAllocator):
         if self._spans is not None:
             self._spans = FreeSpans(self._spans.span_pages)
             self._gather()
+
+
+def _pages_of(spans: Collection[Span]) -> np.ndarray:
+    """int64."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(one.first, one.first + one.pages) for one in spans)])
 
 
 class PagedLendingAllocator(LendingAllocator, PagedTokenToKVPoolAllocator):
