@@ -14,49 +14,19 @@ from ..leases.runs import RunState
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, RunShape, Span, run_shape
 from .fenced import Copying, Fence, FencedRuns, ReturningRuns, ReturnsAwaited
+from .gathering import Gathering, PagePool
 from .sizing import ElasticSizer, pages_for
 
 logger = logging.getLogger(__name__)
 
 #: Between two looks at what the server itself needs, seconds; an arriving request is looked at at once.
 LOOK_SECONDS = 0.05
-#: Between two attempts to lend more, seconds.
+#: Between two attempts to lend more, seconds. One that has more to evict goes on at the next look.
 LEND_SECONDS = 0.25
 #: The same after one that found too few neighbouring pages: it has looked through the whole free list.
 SCATTERED_SECONDS = 2.0
 #: Runs that one attempt lends at most: it is the scheduler's thread that waits.
 MAX_RUNS_AT_ONCE = 64
-
-
-class PagePool(Protocol):
-    """The allocator of a server's pages, as the lender sees it. Scheduler's thread."""
-
-    @property
-    def pages(self) -> int:
-        """Of the whole pool, whoever has them."""
-        ...
-
-    @property
-    def free_pages(self) -> int:
-        """That nobody has, in spans or not."""
-        ...
-
-    def arrange(self, span_pages: int) -> None:
-        """Keep free spans of so many pages together from now on; 0: none."""
-        ...
-
-    def take(self, spans: int) -> list[Span]:
-        """Take free spans out of the pool: so many, or what there is."""
-        ...
-
-    def put_back(self, spans: Collection[Span]) -> None:
-        """Spans that were taken are the pool's again."""
-        ...
-
-    def evict(self, pages: int, *, kept: bool = False) -> None:
-        """Free so many pages of cached prefixes that no request uses, least valuable first; or all there are. `kept`:
-        of those that are kept, too."""
-        ...
 
 
 class Lending(Protocol):
@@ -130,6 +100,7 @@ class Lender:
         self._shape: RunShape | None = None
         self._runs: dict[int, list[Span]] = {}
         self._last_run = 0
+        self._gathering: Gathering | None = None  # an attempt to lend that goes on
         self._leaving = FencedRuns(fence)
         self._returning = ReturningRuns(copying)
         self._awaited = ReturnsAwaited()
@@ -173,6 +144,7 @@ class Lender:
     def retreat(self, now: float) -> None:
         """A tick has failed: have everything back, without a look at who needs it. Whoever waits for memory that is
         lent would wait for ever, should the next ticks fail as well."""
+        self._gathering = None
         self._lending.withdraw(self._sizer.lent * self._layout.page_bytes)
         self._take_in(now)
 
@@ -241,6 +213,7 @@ class Lender:
         if shape == self._shape:
             return
         self._shape = shape
+        self._gathering = None
         self._sizer.unit_pages = 1 if shape is None else shape.pages
         self._pool.arrange(0 if shape is None else shape.span_pages)
         # What is at borrowers' disposal was cut for others.
@@ -286,6 +259,7 @@ class Lender:
             self._owed = 0
             self._aim = None
         if pages:
+            self._gathering = None
             # Asked at every look until they are there; what is on its way counts.
             if self._aim is None or self._sizer.lent - pages < self._aim:
                 self._aim = self._sizer.lent - pages
@@ -321,11 +295,14 @@ class Lender:
             self._take_in(now)
         more = -(-max(0, wanted - idle) // run_bytes)
         runs = min(more, self._sizer.spare(now) // shape.pages, MAX_RUNS_AT_ONCE) if more else 0
+        gathering, self._gathering = self._gathering, None
         if not runs:
             return
-        spans = self._gather(runs * shape.spans, shape.span_pages)
-        if len(spans) < runs * shape.spans:
-            self._lend_at = now + SCATTERED_SECONDS
+        if gathering is None:
+            gathering = Gathering(self._pool, runs * shape.pages)
+        runs = min(runs, gathering.pages // shape.pages)
+        spans = gathering.look(runs * shape.spans, shape.span_pages, self._sizer.promised_pages)
+        missing = runs * shape.spans - len(spans)
         before = self._sizer.lent
         try:
             for _ in range(len(spans) // shape.spans):
@@ -333,6 +310,11 @@ class Lender:
         finally:
             if spans:
                 self._pool.put_back(spans)
+        if not gathering.is_over:
+            gathering.gave(self._sizer.lent - before)
+            self._gathering, self._lend_at = gathering, now + LOOK_SECONDS  # not sooner where requests arrive
+        elif missing:
+            self._lend_at = now + SCATTERED_SECONDS
         if self._sizer.lent > before:
             self._tell("grow", before, self._sizer.lent)
 
@@ -343,25 +325,6 @@ class Lender:
 
     def _bytes_of(self, tokens: int) -> int:
         return pages_for(tokens, self._sizer.page_tokens) * self._layout.page_bytes
-
-    def _gather(self, spans: int, span_pages: int) -> list[Span]:
-        """Free spans; where there are not enough, cached prefixes are evicted. If their pages are scattered, as many
-        again are evicted, and no more: a cache is not given away for a few pages that happen to be neighbours. What is
-        kept is evicted only for what is promised to be lent."""
-        pages = spans * span_pages
-        found: list[Span] = []
-        for factor in (1, 2):
-            short = factor * pages - self._pool.free_pages - len(found) * span_pages
-            if short > 0:
-                self._pool.evict(short)
-            found += self._pool.take(spans - len(found))
-            if len(found) == spans:
-                return found
-        promised = min(spans, self._sizer.promised_pages // span_pages) - len(found)
-        if promised > 0:
-            self._pool.evict(promised * span_pages, kept=True)
-            found += self._pool.take(promised)
-        return found
 
     def _stock(self, spans: list[Span]) -> None:
         self._last_run += 1

@@ -14,7 +14,8 @@ from ..leases.runs import RunState
 from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, Span
 from .fenced import Copying, Fence, FencedRuns, ReturningRuns, ReturnsAwaited
-from .lender import Lending, PagePool
+from .gathering import PagePool
+from .lender import Lending
 
 
 class PoolsDifferError(SwiftTiersError):

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from swift_tiers.ops.lab.torture.neighbours import RankedDonor
+from swift_tiers.ops.lab.torture.neighbours.pool import ModelPool
 from swift_tiers.ops.lab.torture.neighbours.rival import Rival
 from swift_tiers.ops.lab.torture.outcome import live
 from swift_tiers.ops.lab.torture.plan import make_plan
 from swift_tiers.radix_tiering.base.virtual import TaskDied, VirtualRunner
-from swift_tiers.radix_tiering.lending.donation import rank_lender
+from swift_tiers.radix_tiering.lending.donation import gathering, rank_lender
+from swift_tiers.radix_tiering.lending.donation.extents import Span
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from support.defects import Defect
@@ -54,6 +56,26 @@ def worlds(first: int, last: int) -> Counter[str]:
 def test_pools_of_ranks_are_equal_at_every_step_whatever_goes_wrong() -> None:
     happened = worlds(0, QUICK)
     assert all(happened[name] for name in OFTEN), "worlds test less than they seem to"
+
+
+def test_they_are_where_an_attempt_to_lend_evicts_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    over: list[bool] = []
+    look, finish = gathering.Gathering.look, ModelPool.finish
+
+    def looks(self: gathering.Gathering, *what: int) -> list[Span]:
+        found = look(self, *what)
+        over.append(self.is_over)
+        return found
+
+    def leaves_small_prefixes(self: ModelPool, pages: list[int], *, keep: bool) -> None:
+        for page in pages:
+            finish(self, [page], keep=keep)
+
+    monkeypatch.setattr(gathering.Gathering, "look", looks)
+    monkeypatch.setattr(ModelPool, "finish", leaves_small_prefixes)
+    monkeypatch.setattr(gathering, "MOST_EVICTED", 1)
+    worlds(0, QUICK)
+    assert over.count(False) > 20, "worlds evict too little: this tests nothing"
 
 
 @pytest.mark.exhaustive

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swift_tiers.ops.lab.torture.neighbours.pool import IN_USE, LENT, ModelPool
+from swift_tiers.radix_tiering.lending.donation import gathering
 from swift_tiers.radix_tiering.lending.donation import lender as lender_module
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, RunShape, run_shape
 from swift_tiers.radix_tiering.lending.donation.fenced import COPY_SECONDS
+from swift_tiers.radix_tiering.lending.donation.gathering import MOST_EVICTED
 from swift_tiers.radix_tiering.lending.donation.lender import (
     LEND_SECONDS,
     LOOK_SECONDS,
@@ -152,7 +154,9 @@ class Server:
 
     def tick(self, seconds: float = 0.0) -> None:
         self.pair.advance(seconds)
+        evicted, longest = self.pool.evicted, max(map(len, self.pool.cache), default=0)
         self.lender.tick(self.pair.now)
+        assert self.pool.evicted - evicted < gathering.MOST_EVICTED + max(1, longest), "one tick evicts too much"
         assert set(self.lender._returning) <= {self.copy_into}, "a copy keeps others' memory out of the pool"
         self.pair.settle()
 
@@ -406,6 +410,101 @@ def test_twice_as_much_is_evicted_where_the_first_pages_are_scattered() -> None:
     server.run(1)
     assert server.held() == 57 * PAGE_BYTES
     assert server.pool.evicted == len(odd) + len(even)
+    server.check()
+
+
+def many_small(pages: int = 4000, least: int = 0) -> tuple[Server, Callable[[], list[int]]]:
+    """A server whose whole pool is cached prefixes of two pages each; what each look of so many evicts."""
+    server = Server(pages=pages, least=least)
+    cached(server, pages // 2, 2)
+
+    def looks(count: int = 1) -> list[int]:
+        evicted = []
+        for _ in range(count):
+            before = server.pool.evicted
+            server.tick(LOOK_SECONDS)
+            evicted.append(server.pool.evicted - before)
+        return evicted
+
+    return server, looks
+
+
+def test_one_look_evicts_a_few_pages_and_lends_them_and_the_next_one_goes_on() -> None:
+    server, looks = many_small()
+    server.borrow(3000 * PAGE_BYTES)
+    (first,) = looks()
+    assert MOST_EVICTED <= first <= MOST_EVICTED + 1, "in whole prefixes"
+    unit = server.sizer.unit_pages
+    assert MOST_EVICTED - 2 * unit < server.lender.lent_pages <= first, "what is free is not lent at once"
+    evicted = [first, *looks(7)]
+    assert max(evicted) <= MOST_EVICTED + 1
+    assert sum(evicted) >= 3000 - unit, "the next look does not go on"
+    assert 3000 - unit < server.lender.lent_pages < 3000 + unit
+    server.check()
+    looks(200)
+    assert 3000 - unit < server.held() // PAGE_BYTES < 3000 + 2 * unit
+    # Page 0 is nobody's: one span is missing when as many pages are free as are wanted, and is found a look later.
+    assert server.pool.evicted <= 3000 + 2 * unit + MOST_EVICTED, "more is evicted than it takes"
+    server.check()
+
+
+def test_where_pages_are_scattered_as_many_again_are_evicted_over_several_looks_and_no_more() -> None:
+    server = Server(pages=9000)
+    pages = server.pool.alloc(9000)
+    assert pages is not None
+    # Every third page is cached: eviction frees no neighbours.
+    order = [page for page in pages if page % 3] + [page for page in pages if page % 3 == 0]
+    used, cached_pages = order[:6000], order[6000:]
+    for start in range(0, len(cached_pages), 2):
+        server.pool.finish(cached_pages[start : start + 2], keep=True)
+    server.needed = len(used) * PAGE_TOKENS
+    server.borrow(1000 * PAGE_BYTES)
+    evicted = []
+    for _ in range(math.ceil(SCATTERED_SECONDS / LOOK_SECONDS)):
+        before = server.pool.evicted
+        server.tick(LOOK_SECONDS)
+        evicted.append(server.pool.evicted - before)
+    unit = server.sizer.unit_pages
+    assert max(evicted) <= MOST_EVICTED + 1
+    assert 2000 <= sum(evicted) <= 2 * (1000 + unit) + 2
+    assert server.lender.lent_pages == 0
+    # The free list is not looked through for ever, either.
+    assert server.pool.searches <= 2 + 2 * (1000 + unit) / MOST_EVICTED
+    server.check()
+
+
+def test_what_is_kept_and_promised_is_evicted_a_few_pages_at_a_time_too_and_no_more_than_that() -> None:
+    server, looks = many_small(least=2000)
+    server.pool.kept = 2000
+    server.borrow(3000 * PAGE_BYTES)
+    evicted = looks(100)
+    assert max(evicted) <= MOST_EVICTED + 1
+    unit = server.sizer.unit_pages
+    assert 2000 - unit < server.lender.lent_pages <= 2000
+    assert sum(evicted) <= 2000 + unit
+    server.check()
+
+
+def test_a_demand_ends_what_was_begun() -> None:
+    server, looks = many_small()
+    server.borrow(3000 * PAGE_BYTES)
+    looks()
+    evicted = server.pool.evicted
+    server.needed = 3900 * PAGE_TOKENS
+    server.lender.arrived()
+    looks(40)
+    assert server.pool.evicted == evicted, "prefixes are evicted for others while requests wait"
+    assert server.lender.lent_pages <= 100
+    server.check()
+
+
+def test_what_somebody_no_longer_wants_is_not_evicted() -> None:
+    server, looks = many_small()
+    server.borrow(3000 * PAGE_BYTES)
+    looks()
+    server.borrow(0)
+    looks(40)
+    assert server.pool.evicted <= 2 * MOST_EVICTED + 2
     server.check()
 
 
@@ -689,8 +788,10 @@ class Lending(RuleBasedStateMachine):
         least=st.sampled_from([0, 20]),
         most=st.sampled_from([60, 150, PAGES]),
         window=st.sampled_from([1.0, 5.0]),
+        most_evicted=st.sampled_from([7, MOST_EVICTED]),
     )
-    def begin(self, least: int, most: int, window: float) -> None:
+    def begin(self, least: int, most: int, window: float, most_evicted: int) -> None:
+        gathering.MOST_EVICTED = most_evicted
         self.server = Server(least=least, most=most, window=window)
         self.requests: list[list[int]] = []
         self.waiting = 0  # pages
@@ -803,6 +904,7 @@ class Lending(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """In the end everything comes back."""
+        gathering.MOST_EVICTED = MOST_EVICTED
         if not hasattr(self, "server"):
             return
         self.server.forward = self.server.under_way
