@@ -329,7 +329,8 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
 
     def _offload_node(self, node_id: Any, transfers: Any) -> None:
         node, (pages, parent) = kv_transfer(transfers), self._before(node_id)
-        if parent is not None and not self.cache_linker.holds(parent):
+        # Asked in this order: what is on its way is held before it is so no longer.
+        if parent is not None and not (self.cache_linker.brings(parent) or self.cache_linker.holds(parent)):
             # The tiers have lost what the tree believes to be stored, and SGLang itself never offers a node twice. The
             # path is on the device, and locked with the node: it is offered along.
             before = self.cache.get_prefix_hash_values(node_id)

@@ -75,6 +75,7 @@ class NodeTransfer(PoolTransfer):
     parent: str | None = None  # hash of the page before the first one
     depth: int = 1  # position of the first one, in pages from 1
     path: int = 0  # so many of its first pages come before the node, and are offered along
+    state_only: bool = False  # its page was offered before, and is named for the state behind it
 
 
 class SwiftLinker(UnifiedCacheLinker):
@@ -292,6 +293,18 @@ class SwiftLinker(UnifiedCacheLinker):
         """Whether a page is held below the device now."""
         return bool(self.stack.probe([bytes.fromhex(page_hash)]))
 
+    @never_raises(lambda: False)
+    def brings(self, page_hash: str) -> bool:
+        """Whether a page is on its way out of the device: what follows it has its turn behind it. With KV of weights
+        that are gone no page need come first: nothing is stored."""
+        namespace = self._offered_namespace
+        return namespace is None or self.offloader.brings(namespace, page_hash)
+
+    @property
+    def _offered_namespace(self) -> bytes | None:
+        """Digest; whose KV it is that is offered now. None: of weights that are gone."""
+        return None if self.stale_device else self.stack.digest
+
     @never_raises(lambda: True)
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Queue pages for the tiers. Always accepted; the result comes in the order of acceptance."""
@@ -303,10 +316,11 @@ class SwiftLinker(UnifiedCacheLinker):
             hashes, rows = list(node.keys), OnTheWay(node.device_indices)
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
-            namespace = None if self.stale_device else self.stack.digest
+            namespace = self._offered_namespace
             states = [OnTheWay(one.device_indices) for one in transfers if one.name == self.state_pool]
             ready = self.record_offload_ready()
-            job = Offload(hashes, rows, ready, node.parent, node.depth, namespace, node.path, *states)
+            parent, depth, path = node.parent, node.depth, node.path
+            job = Offload(hashes, rows, ready, parent, depth, namespace, path, *states, state_only=node.state_only)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
             job = Offload([], _no_rows(), [], None, 1, None)

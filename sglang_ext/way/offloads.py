@@ -3,6 +3,9 @@
 SGLang evicts no node before it has been answered for. So where the device's pool is short of room, no more than a part
 of it waits to be copied: the oldest beyond are answered as not stored, and their room is the device's. Where there is
 none at all, none waits.
+
+A node may be offered while the page before it is still on its way: it has its turn behind that. Where that page does
+not come, the node is not stored either, and has its whole path with it when SGLang offers it again.
 """
 
 from __future__ import annotations
@@ -37,11 +40,26 @@ ROOM_SECONDS = 1.0
 #: How often who waits for copies looks whether the thread still lives, seconds.
 WATCHDOG_SECONDS = 1.0
 
+#: A page that others may follow: whose KV it is, and its hash.
+End = tuple[bytes | None, str]
+
 
 class Offload:
     """Pages of one tree node on their way to host memory. Compared by identity."""
 
-    __slots__ = ("brings", "depth", "hashes", "namespace", "parent", "path", "ready", "rows", "state")
+    __slots__ = (
+        "after",
+        "brings",
+        "depth",
+        "hashes",
+        "namespace",
+        "parent",
+        "path",
+        "ready",
+        "rows",
+        "state",
+        "state_only",
+    )
 
     def __init__(
         self,
@@ -53,6 +71,8 @@ class Offload:
         namespace: bytes | None,
         path: int = 0,
         state: OnTheWay | None = None,
+        *,
+        state_only: bool = False,
     ) -> None:
         self.hashes = hashes
         self.rows = rows  # of the device pool: int64 [pages * page_size]
@@ -62,12 +82,21 @@ class Offload:
         self.namespace = namespace  # digest; whose KV it is, however late it is copied. None: of weights that are gone
         self.path = path  # so many of its first pages come before the node, and are offered along
         self.state = state  # slot of the state behind the last page: int64 [1]; None: there is none
+        self.state_only = state_only  # its page was offered before, and is named for the state behind it
         self.brings = 0  # pages that wait for it, and for no other that waits
+        #: Who is to bring the page before the first one; None: nobody, or it is its own turn, after that one's.
+        self.after: Offload | None = None
 
     @property
     def before(self) -> str | None:
         """Hash of the last page that is offered along; None without any."""
         return self.hashes[self.path - 1] if self.path else None
+
+    @property
+    def ends(self) -> list[End]:
+        """Its last page and the last one before its node: where others may follow."""
+        last = [] if self.state_only else self.hashes[-1:]
+        return [(self.namespace, page_hash) for page_hash in (*last, *self.hashes[: self.path][-1:])]
 
 
 class Offloader:
@@ -75,6 +104,7 @@ class Offloader:
 
         WAITING --(its turn)--> in hand --(copied, refused, failed)--> answered
            |----(too many wait, no room)----> passed over --(its turn)--> answered: not stored
+           |----(so is the one before it)---------^
            '--------------------------------(forget)--------------------> given up
 
     A job that is no longer among the unanswered ones has been given up: it must not publish anything, since its device
@@ -90,11 +120,12 @@ class Offloader:
         #: Pages of the device that are free, or of prefixes that SGLang may evict.
         self.room: Callable[[], int] = lambda: pool.pool_pages
         self._most = max(PAGES_PER_HOLD, int(pool.pool_pages * WAITING_SHARE))
-        self._waiting: deque[Offload] = deque()  # of the unanswered ones; not in hand, nor passed over
+        #: Of the unanswered ones, the oldest first; not in hand, nor passed over. A job comes behind the one before it.
+        self._waiting: dict[Offload, None] = {}
         self._waiting_pages = 0
-        #: Of each job that waits the last page and the last one before its node. Who is offered along the pages before
-        #: such a one adds none of them.
-        self._ends: dict[str | None, Offload] = {}
+        #: The ends of each job that waits or is in hand, as long as nothing before it has failed: they are to be held
+        #: before whoever is offered now has its turn.
+        self._ends: dict[End, Offload] = {}
         self._results: deque[bool] = deque()
         self._answering = self._runner.condition()
         self._in_hand: Offload | None = None  # the thread works on it
@@ -109,13 +140,15 @@ class Offloader:
         with self._answering:
             self._unanswered.append(job)
             self._add_waiting(job)
-            # The oldest, since they are answered first. The newest stays: it may be longer than all that may wait. With
-            # nothing in hand the thread is about to take the oldest.
+            # With nothing in hand the thread is about to take the oldest.
             if self._in_hand is not None and self._waiting_pages > self._most and self.room() < self._most:
-                while self._waiting_pages > self._most and len(self._waiting) > 1:
-                    self._pass_oldest()
+                self._pass_oldest(job)
             self._jobs.put(job)
         self.revive()
+
+    def brings(self, namespace: bytes | None, page_hash: str) -> bool:
+        """Whether a page is on its way, so that what follows it may be offered without it."""
+        return (namespace, page_hash) in self._ends
 
     @property
     def answered(self) -> int:
@@ -143,8 +176,7 @@ class Offloader:
         """The device needs the room of all that is to be copied. What is being copied is waited for, `ROOM_SECONDS` at
         most, and once; the rest is answered as not stored."""
         with self._answering:
-            while self._waiting:
-                self._pass_oldest()
+            self._pass_all()
             hangs = self._in_hand is not None and self._in_hand is self._cut_short
             self._cut_short = self._in_hand
         if not hangs:
@@ -155,8 +187,7 @@ class Offloader:
         with self._answering:
             if self._unanswered:
                 self._stack.events.emit("offload.given_up", jobs=len(self._unanswered))
-            while self._waiting:
-                self._pass_oldest()
+            self._pass_all()
             self._unanswered.clear()
             self._results.clear()
             self._answering.notify_all()
@@ -191,20 +222,41 @@ class Offloader:
 
     def _add_waiting(self, job: Offload) -> None:
         job.brings = len(job.hashes)
-        if job.before in self._ends:
-            job.brings -= job.path
-        self._waiting.append(job)
+        if job.before and self._ends.get((job.namespace, job.before)) in self._waiting:
+            job.brings -= job.path  # they wait already
+        if job.parent:
+            job.after = self._ends.get((job.namespace, job.parent))
+        self._waiting[job] = None
         self._waiting_pages += job.brings
-        if job.hashes:
-            self._ends[job.hashes[-1]] = job
-        if job.path:
-            self._ends[job.before] = job
+        self._ends.update(dict.fromkeys(job.ends, job))
 
-    def _pass_oldest(self) -> None:
-        """The oldest waits no longer."""
-        job = self._waiting.popleft()
+    def _wait_no_longer(self, job: Offload) -> None:
+        del self._waiting[job]
         self._waiting_pages -= job.brings
-        for end in (job.hashes[-1] if job.hashes else None, job.before):
+
+    def _pass_oldest(self, newest: Offload) -> None:
+        """Pass over the oldest that wait, since they are answered first, until no more wait than may; and whoever comes
+        after one of them, which could not be stored, and would lock its pages all the same. The newest stays, with
+        those before it, which it locks: it may be longer than all that may wait."""
+        stay, before = {newest}, newest.after
+        while before is not None:
+            stay.add(before)
+            before = before.after
+        passed: set[Offload] = set()
+        for job in list(self._waiting):
+            if job.after in passed or (self._waiting_pages > self._most and job not in stay):
+                passed.add(job)
+                self._wait_no_longer(job)
+                self._forget_ends(job)
+
+    def _pass_all(self) -> None:
+        """Nobody waits any longer, and nobody is told to follow the one in hand."""
+        self._waiting.clear()
+        self._waiting_pages = 0
+        self._ends.clear()
+
+    def _forget_ends(self, job: Offload) -> None:
+        for end in job.ends:
             if self._ends.get(end) is job:
                 del self._ends[end]
 
@@ -232,9 +284,9 @@ class Offloader:
     def _take(self, job: Offload) -> bool:
         """It is its turn; whether it has been passed over."""
         with self._answering:
-            self._in_hand = job
-            if self._waiting and self._waiting[0] is job:
-                self._pass_oldest()
+            self._in_hand, job.after = job, None
+            if job in self._waiting:
+                self._wait_no_longer(job)
                 return False
             return self._is_current(job)  # else it was given up
 
@@ -244,6 +296,14 @@ class Offloader:
     def _answer(self, job: Offload, stored: bool) -> None:
         with self._answering:
             self._in_hand = None
+            self._forget_ends(job)  # it is held by now, or does not come
+            if not stored:
+                lost = {job}
+                for other in self._waiting:
+                    if other.after in lost:
+                        # It has its turn: what is before it may be held all the same. Nobody else is to count on that.
+                        lost.add(other)
+                        self._forget_ends(other)
             if self._is_current(job):
                 self._unanswered.popleft()
                 self._results.append(stored)

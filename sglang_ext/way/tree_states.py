@@ -135,6 +135,7 @@ class StatefulLinkerWrapper(UnifiedCacheLinkerWrapper):
             device_indices=rows[-self.cache.page_size :],
             parent=hashes[-2] if len(hashes) > 1 else parent,
             depth=pages + len(hashes),
+            state_only=True,
         )
         lock = self.cache.inc_lock_ref(node_id).to_dec_params()
         self.cache_linker.offload([last, state])
