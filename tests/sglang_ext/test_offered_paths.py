@@ -230,6 +230,40 @@ def test_what_the_tiers_lost_comes_along_though_it_waits_for_its_state(server: S
     server.cache.linker.commit_completed_offloads([True])
 
 
+def test_a_path_that_is_on_its_way_is_offered_along_once(server: Server) -> None:
+    """The tiers have lost it, and two prompts follow it."""
+    tokens = list(range(4 * CHUNK))
+    rows = server.compute(tokens)
+    server.answer()
+    server.stack.flush("memory")
+    server.pool.go_on.clear()
+    server.hand_on()
+    for number in range(2):
+        server.compute([*tokens, *[number] * CHUNK], rows)
+    assert server.hand_on() == len(tokens) + 2 * CHUNK
+    assert server.answer() == [True] * 2
+    assert server.held == len(tokens) + 2 * CHUNK
+
+
+def test_a_copy_that_ends_while_the_next_is_offered_is_not_missed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, holds = list(range(2 * CHUNK)), server.linker.holds
+    rows = server.compute(tokens[:CHUNK])
+    server.hand_on()
+
+    def ends_meanwhile(page_hash: str) -> bool:
+        held = holds(page_hash)
+        server.pool.go_on.set()
+        assert server.linker.wait_offloads(60)
+        return held
+
+    monkeypatch.setattr(server.linker, "holds", ends_meanwhile)
+    server.compute(tokens, rows)
+    assert server.hand_on() == CHUNK
+    assert server.answer() == [True] * 2
+
+
 def test_nothing_follows_pages_of_other_weights(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tokens have the same hashes, but other KV."""
     monkeypatch.setattr(linker, "unnamed_weights", lambda: "new weights")
