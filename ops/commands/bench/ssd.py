@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--size", type=int, default=FILE_BYTES >> 20, metavar="MIB", help="of each of the files (%(default)s)"
     )
     options = arguments.parse_args(argv)
-    with tempfile.TemporaryDirectory(
-        prefix="swift-tiers-bench-", dir=options.directory, ignore_cleanup_errors=True
-    ) as folder:
+    with tempfile.TemporaryDirectory(prefix="swift-tiers-bench-", dir=options.directory) as folder:
         return _measure(Path(folder), options)
 
 

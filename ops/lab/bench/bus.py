@@ -33,9 +33,7 @@ PATIENCE_SECONDS = 20.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments("bus", __doc__, rounds=30).parse_args(argv)
-    with tempfile.TemporaryDirectory(
-        prefix="swift-bench-", ignore_cleanup_errors=True
-    ) as folder:  # short: a socket's name is below it
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as folder:  # short: a socket's name is below it
         return _measure(Path(folder), options)
 
 

@@ -92,9 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--pause", type=float, default=0.5, help="seconds between two requests (%(default)s)")
     arguments.add_argument("--keep", help="the one donor's peer.keep (default: its own, as long as a minute)")
     options = arguments.parse_args(argv)
-    with tempfile.TemporaryDirectory(
-        prefix="swift-bench-", ignore_cleanup_errors=True
-    ) as folder:  # short: a socket's name is below it
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as folder:  # short: a socket's name is below it
         return _measure(Path(folder), options)
 
 

@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--bandwidth", help="the donor's peer.bandwidth (default: none)")
     arguments.add_argument("--interference", type=float, help="the donor's peer.interference (default: its own)")
     options = arguments.parse_args(argv)
-    with tempfile.TemporaryDirectory(
-        prefix="swift-bench-", ignore_cleanup_errors=True
-    ) as folder:  # short: a socket's name is below it
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as folder:  # short: a socket's name is below it
         return _measure(Path(folder), options)
 
 
