@@ -59,21 +59,18 @@ class Answer:
         return self.tokens == other.tokens and self.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
+def body(text: str, pictures: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """Of a request; `more`: fields of it."""
+    return {
+        "text": text, "image_data": [picture(seed) for seed in pictures] or None, "return_logprob": True,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}, **more,
+    }  # fmt: skip
+
+
 def ask(server: Server, name: str) -> Answer:
     text, pictures = ASKED[name]
-    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-    return Answer(
-        call(
-            server,
-            "/generate",
-            {
-                "text": f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n",
-                "image_data": [picture(seed) for seed in pictures],
-                "sampling_params": sampling,
-                "return_logprob": True,
-            },
-        )
-    )
+    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    return Answer(call(server, "/generate", body(prompt, pictures)))
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +152,6 @@ def test_a_turn_that_is_computed_without_its_picture_is_nobody_elses(
     text, shown = f"<|im_start|>user\n{ASKED['a picture and text'][0]}", (7,)
     directory = site.root / way
     directory.mkdir()
-
-    def body(text: str, pictures: tuple[int, ...], **more: Any) -> dict[str, Any]:
-        return {
-            "text": text, "image_data": [picture(seed) for seed in pictures] or None, "return_logprob": True,
-            "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}, **more,
-        }  # fmt: skip
-
     tiers = {**site.tiers(directory, host="4MiB"), "restore": {"strategy": "load"}}
     more = ("--page-size", str(PAGE), "--tp-size", "2", "--max-running-requests", "1")
     with site.server("turns", *more, tiers=tiers) as server, ThreadPoolExecutor(2) as clients:

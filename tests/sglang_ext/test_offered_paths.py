@@ -103,6 +103,14 @@ class Server:
             self.cache.insert(InsertParams(key=key, value=rows.clone(), prev_prefix_len=before))
         return rows
 
+    def compute_and_lose(self, tokens: list[int]) -> torch.Tensor:
+        """A prompt that the tiers had, and have lost: the rows that the device has of it. No copy ends from now on."""
+        rows = self.compute(tokens)
+        self.answer()
+        self.stack.flush("memory")
+        self.pool.go_on.clear()
+        return rows
+
     def hand_on(self) -> int:
         """Pages handed to the thread since this was asked last."""
         pages, self.jobs = sum(len(job.hashes) for job in self.jobs), []
@@ -205,10 +213,7 @@ def test_nobody_counts_on_what_comes_behind_a_copy_that_failed(server: Server) -
 def test_what_the_tiers_lost_comes_along_though_it_waits_for_its_state(server: Server) -> None:
     """A page that is named for the state behind it comes without its prefix: nothing is to follow it."""
     tokens = list(range(4 * CHUNK))
-    rows = server.compute(tokens)
-    server.answer()
-    server.stack.flush("memory")
-    server.pool.go_on.clear()
+    rows = server.compute_and_lose(tokens)
     (*_, before, last) = server.jobs[-1].hashes
     node = linker.NodeTransfer(
         name=linker.PoolName.KV,
@@ -233,10 +238,7 @@ def test_what_the_tiers_lost_comes_along_though_it_waits_for_its_state(server: S
 def test_a_path_that_is_on_its_way_is_offered_along_once(server: Server) -> None:
     """The tiers have lost it, and two prompts follow it."""
     tokens = list(range(4 * CHUNK))
-    rows = server.compute(tokens)
-    server.answer()
-    server.stack.flush("memory")
-    server.pool.go_on.clear()
+    rows = server.compute_and_lose(tokens)
     server.hand_on()
     for number in range(2):
         server.compute([*tokens, *[number] * CHUNK], rows)

@@ -160,6 +160,15 @@ class Server:
         assert set(self.lender._returning) <= {self.copy_into}, "a copy keeps others' memory out of the pool"
         self.pair.settle()
 
+    def looks(self, count: int = 1) -> list[int]:
+        """Pages that each look of so many evicts."""
+        evicted = []
+        for _ in range(count):
+            before = self.pool.evicted
+            self.tick(LOOK_SECONDS)
+            evicted.append(self.pool.evicted - before)
+        return evicted
+
     def run(self, seconds: float, step: float = LOOK_SECONDS) -> None:
         """So many seconds of scheduling rounds."""
         for _ in range(math.ceil(seconds / step)):
@@ -413,35 +422,26 @@ def test_twice_as_much_is_evicted_where_the_first_pages_are_scattered() -> None:
     server.check()
 
 
-def many_small(pages: int = 4000, least: int = 0) -> tuple[Server, Callable[[], list[int]]]:
-    """A server whose whole pool is cached prefixes of two pages each; what each look of so many evicts."""
+def many_small(pages: int = 4000, least: int = 0) -> Server:
+    """A server whose whole pool is cached prefixes of two pages each."""
     server = Server(pages=pages, least=least)
     cached(server, pages // 2, 2)
-
-    def looks(count: int = 1) -> list[int]:
-        evicted = []
-        for _ in range(count):
-            before = server.pool.evicted
-            server.tick(LOOK_SECONDS)
-            evicted.append(server.pool.evicted - before)
-        return evicted
-
-    return server, looks
+    return server
 
 
 def test_one_look_evicts_a_few_pages_and_lends_them_and_the_next_one_goes_on() -> None:
-    server, looks = many_small()
+    server = many_small()
     server.borrow(3000 * PAGE_BYTES)
-    (first,) = looks()
+    (first,) = server.looks()
     assert MOST_EVICTED <= first <= MOST_EVICTED + 1, "in whole prefixes"
     unit = server.sizer.unit_pages
     assert MOST_EVICTED - 2 * unit < server.lender.lent_pages <= first, "what is free is not lent at once"
-    evicted = [first, *looks(7)]
+    evicted = [first, *server.looks(7)]
     assert max(evicted) <= MOST_EVICTED + 1
     assert sum(evicted) >= 3000 - unit, "the next look does not go on"
     assert 3000 - unit < server.lender.lent_pages < 3000 + unit
     server.check()
-    looks(200)
+    server.looks(200)
     assert 3000 - unit < server.held() // PAGE_BYTES < 3000 + 2 * unit
     # Page 0 is nobody's: one span is missing when as many pages are free as are wanted, and is found a look later.
     assert server.pool.evicted <= 3000 + 2 * unit + MOST_EVICTED, "more is evicted than it takes"
@@ -459,11 +459,7 @@ def test_where_pages_are_scattered_as_many_again_are_evicted_over_several_looks_
         server.pool.finish(cached_pages[start : start + 2], keep=True)
     server.needed = len(used) * PAGE_TOKENS
     server.borrow(1000 * PAGE_BYTES)
-    evicted = []
-    for _ in range(math.ceil(SCATTERED_SECONDS / LOOK_SECONDS)):
-        before = server.pool.evicted
-        server.tick(LOOK_SECONDS)
-        evicted.append(server.pool.evicted - before)
+    evicted = server.looks(math.ceil(SCATTERED_SECONDS / LOOK_SECONDS))
     unit = server.sizer.unit_pages
     assert max(evicted) <= MOST_EVICTED + 1
     assert 2000 <= sum(evicted) <= 2 * (1000 + unit) + 2
@@ -474,10 +470,10 @@ def test_where_pages_are_scattered_as_many_again_are_evicted_over_several_looks_
 
 
 def test_what_is_kept_and_promised_is_evicted_a_few_pages_at_a_time_too_and_no_more_than_that() -> None:
-    server, looks = many_small(least=2000)
+    server = many_small(least=2000)
     server.pool.kept = 2000
     server.borrow(3000 * PAGE_BYTES)
-    evicted = looks(100)
+    evicted = server.looks(100)
     assert max(evicted) <= MOST_EVICTED + 1
     unit = server.sizer.unit_pages
     assert 2000 - unit < server.lender.lent_pages <= 2000
@@ -486,24 +482,24 @@ def test_what_is_kept_and_promised_is_evicted_a_few_pages_at_a_time_too_and_no_m
 
 
 def test_a_demand_ends_what_was_begun() -> None:
-    server, looks = many_small()
+    server = many_small()
     server.borrow(3000 * PAGE_BYTES)
-    looks()
+    server.looks()
     evicted = server.pool.evicted
     server.needed = 3900 * PAGE_TOKENS
     server.lender.arrived()
-    looks(40)
+    server.looks(40)
     assert server.pool.evicted == evicted, "prefixes are evicted for others while requests wait"
     assert server.lender.lent_pages <= 100
     server.check()
 
 
 def test_what_somebody_no_longer_wants_is_not_evicted() -> None:
-    server, looks = many_small()
+    server = many_small()
     server.borrow(3000 * PAGE_BYTES)
-    looks()
+    server.looks()
     server.borrow(0)
-    looks(40)
+    server.looks(40)
     assert server.pool.evicted <= 2 * MOST_EVICTED + 2
     server.check()
 
