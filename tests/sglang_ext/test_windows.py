@@ -367,9 +367,10 @@ def test_pages_may_be_of_one_token(model, tmp_path, expected):
 
 
 @pytest.mark.exhaustive
-def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, expected):
-    turns = tiers(turns_that_stay)
-    tiers.close()
+def test_turns_are_answered_as_ever_from_ssd_after_a_restart(model, tmp_path, expected):
+    arguments = arguments_with(model, *with_tiers(tmp_path))  # files that no weights but its own have written to
+    with SchedulerProcess(arguments, prepare=PREPARE) as first:
+        turns = first(turns_that_stay)
     with SchedulerProcess(arguments, prepare=PREPARE) as restarted:
         check_restarted(restarted, turns, expected)
 
