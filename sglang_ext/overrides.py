@@ -110,6 +110,7 @@ def tree_overrides() -> tuple[Override, ...]:
         Override(f"{tree}.path_device_indices", ("self", "node"), "offer again what the tiers have lost"),
         Override(f"{session}.will_lend_record", ("self", "req"), "leave turns of streaming sessions alone"),
         Override(f"{session}.borrowed_slot", ("self", "req"), "give none of a session's KV to another adapter's name"),
+        Override("sglang.srt.session.streaming_session.is_virtual_node", ("node",), "take no such node for the tree's"),
         Override(f"{request}._compute_max_prefix_len", ("self", "input_len"), "leave a token to be computed"),
     )  # fmt: skip
 

@@ -194,7 +194,9 @@ class _Scheduler:
     # ---- the tree ----
 
     def _copy_tree(self) -> tuple[TreeCopy, list[int], float]:
-        ends = [req.last_node for req in self._sampler.present() if req.kv.holds_kv and req.last_node is not None]
+        cache = self._sampler.scheduler.tree_cache
+        held = [cache.node_of(req) for req in self._sampler.present() if req.kv.holds_kv]
+        ends = [node for node in held if node is not None]
         self._sampler.shape.sample()  # what has come since the last one
         return self._sampler.shape.copy(), ends, time.time()
 

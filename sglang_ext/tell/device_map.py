@@ -133,7 +133,7 @@ def completed(found: CapturedMap) -> TierMap:
 
 def _stretches(scheduler: Any, page_size: int) -> tuple[list[RowStretch], bool]:
     """Of all rows that requests and sessions hold; whether some were left out, for there are too many."""
-    wrapper = scheduler.tree_cache.linker
+    cache = scheduler.tree_cache
     found: list[RowStretch] = []
     seen: set[int] = set()
     shared: set[Any] = set()
@@ -145,13 +145,14 @@ def _stretches(scheduler: Any, page_size: int) -> tuple[list[RowStretch], bool]:
         row, inside = kv.req_pool_idx, kv.cache_protected_len // page_size
         end = -(-kv.kv_allocated_len // page_size)
         # Requests that end at the same node of the tree hold the same pages of it.
-        if req is None or (req.last_node, inside) not in shared:
+        held = None if req is None else (cache.node_of(req), inside)
+        if held not in shared:
             found.append(RowStretch(row, 0, inside, SlotState.PINNED))
             room -= inside
-            if req is not None:
-                shared.add((req.last_node, inside))
+            if held is not None:
+                shared.add(held)
         found.append(RowStretch(row, inside, end, SlotState.PRIVATE))
-        on_course = wrapper.on_course(req) if req is not None else None
+        on_course = cache.linker.on_course(req) if req is not None else None
         if on_course is not None and on_course.restore is not None:
             found += _computed_now(on_course, row, inside, end)
         room -= end - inside

@@ -91,10 +91,10 @@ class Sampler:
         """A request's KV went into the tree: of its prompt, or of a part of it."""
         started = time.perf_counter()
         self._count(req)
-        if req.last_node is not None:
+        if (node := self._cache.node_of(req)) is not None:
             facts = RequestFacts.of(req)
-            self.shape.note(req.last_node, facts.last_node)
-            facts.last_node = req.last_node
+            self.shape.note(node, facts.last_node)
+            facts.last_node = node
         self.seconds += time.perf_counter() - started
 
     @never_raises(lambda: None)

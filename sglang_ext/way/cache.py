@@ -19,6 +19,7 @@ from sglang.srt.beam_search.fork import free_member_rows
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
+from sglang.srt.session.streaming_session import is_virtual_node
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.restore.flight import Step
@@ -571,6 +572,14 @@ class SwiftRadixCache(KeepingRadixCache):
         return whole.available_size(), 0 if whole is allocator else allocator.swa_available_size()
 
     # ---- telemetry of the device ----
+
+    def node_of(self, req: Any) -> int | None:
+        """The last node of the tree that a request holds; None for none. SGLang puts a node of no tree in its place for
+        turns of streaming sessions."""
+        slot = self.session.borrowed_slot(req)
+        if slot is not None:
+            return None if slot.lock is None else slot.lock.node
+        return None if is_virtual_node(req.last_node) else req.last_node
 
     def evict_leaf(self, node_id: Any, tracker: Any) -> Any:
         self.device_evictions += 1

@@ -66,6 +66,8 @@ def lender_says(s) -> dict:
         "kept now": kept.tokens() if kept else None, "free": lender._pool.free_pages, "units": lender._units,
         "shape": lender._shape, "missing": lender._missing, "owed": lender._owed,
         "taken back": time.monotonic() - (sizer._taken_back_at or 0), "leases": s.linker.peer_side.service.leases(),
+        "pending": len(s.cache.linker.pending_offloads), "waiting": len(s.scheduler.waiting_queue),
+        "protected": s.cache.protected_size(),
         "events": [(one.kind, one.fields) for one in s.linker.stack.events.since()][-12:],
     }  # fmt: skip
 
@@ -283,8 +285,13 @@ def borrower(scheduler: SchedulerProcess, name: str = "borrower", page_bytes: in
 
 def lends_most(scheduler: SchedulerProcess, tier: PeerTier) -> None:
     """Nearly as much is lent as may be."""
+    await_lent(scheduler, tier, lambda pages: pages * PAGE > 0.8 * DEVICE_TOKENS)
+
+
+def await_lent(scheduler: SchedulerProcess, tier: PeerTier, enough: Callable[[int], bool]) -> None:
+    """So many pages; else everybody's reasons are told."""
     try:
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_tokens"] > 0.8 * DEVICE_TOKENS)
+        wait_for(lambda: enough(scheduler(rounds, 0.1)["lent_pages"]))
     except AssertionError as error:
         raise AssertionError(f"{error}: {scheduler(facts)}, {scheduler(lender_says)}; {tier.snapshot()}") from None
 
@@ -486,7 +493,7 @@ def test_an_operator_has_a_hand_on_it(scheduler) -> None:
         Busy(scheduler).until(lambda: tier.capacity_bytes > 100 * scheduler_page(tier))
         scheduler(cap, 20)
         Busy(scheduler).until(lambda: tier.capacity_bytes <= 20 * scheduler_page(tier))
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] <= 20)  # it hears of it after the borrower
+        await_lent(scheduler, tier, lambda pages: pages <= 20)  # it hears of it after the borrower
         assert scheduler(rounds, 0.5)["lent_pages"] <= 20
         scheduler(cap, None)
         Busy(scheduler).until(lambda: tier.capacity_bytes > 100 * scheduler_page(tier))
@@ -505,12 +512,12 @@ def test_a_copy_that_hangs_in_memory_that_came_back_stops_nobody(scheduler, expe
         wait_for(lambda: scheduler(is_copying))
         scheduler(cap, 0)
         Busy(scheduler).until(lambda: not tier.capacity_bytes)
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] == scheduler(pages_of_a_run))
+        await_lent(scheduler, tier, lambda pages: pages == scheduler(pages_of_a_run))
         assert scheduler(answers, [1, 2, 3]) == expected
         assert scheduler(is_copying), "this tests nothing"
         wait_for(lambda: scheduler(hanging_is_told))
         scheduler(copies_go_on)
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] == 0)
+        await_lent(scheduler, tier, lambda pages: pages == 0)
         scheduler(cap, None)
         assert written.wait() == (False, LEASE_ENDED)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import multiprocessing
 import os
 import socket
@@ -38,6 +39,7 @@ def _serve(
         if prepare:
             call_by_path(prepare)
         scheduler = StepScheduler(arguments, rank or 0, resolved)
+        _watch(scheduler)
         connection.send((0, "ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side
         connection.send((0, "failed", traceback.format_exc()))
@@ -50,10 +52,44 @@ def _serve(
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-            connection.send((number, "done", getattr(module, name)(scheduler, *values)))
+            answer = getattr(module, name)(scheduler, *values)
+            _assert_watched(scheduler)
+            connection.send((number, "done", answer))
         except BaseException:  # noqa: BLE001 - told to the other side
             connection.send((number, "failed", traceback.format_exc()))
     scheduler.scheduler.release_host_resources()
+
+
+#: Turns of the scheduler's loop from one map of the device to the next.
+TURNS_A_MAP = 5
+
+
+def _watch(scheduler: Any) -> None:
+    """Whatever a test does with requests is looked at as a server with a bus looks at it, in each turn of the loop."""
+    from swift_tiers.sglang_ext.tell import device_map
+    from swift_tiers.sglang_ext.tell.sampler import Sampler
+
+    cache = scheduler.scheduler.tree_cache
+    if getattr(cache, "sampler", cache) is not None:
+        return
+    cache.sampler = sampler = Sampler(scheduler.scheduler, scheduler.linker, 0.0)
+    turns, tick = itertools.count(), sampler.tick
+
+    def watched() -> None:
+        tick()
+        if next(turns) % TURNS_A_MAP == 0:
+            device_map.completed(device_map.capture(scheduler.scheduler, scheduler.linker, walk=True))
+
+    sampler.tick = watched
+
+
+def _assert_watched(scheduler: Any) -> None:
+    from swift_tiers.sglang_ext.tell.sampler import Sampler
+
+    if (linker := getattr(scheduler, "linker", None)) is not None:
+        failed = [event.fields for event in linker.stack.events.since() if event.kind == "linker.error"]
+        of_sampler = [one for one in failed if hasattr(Sampler, one["where"]) and "injected" not in one["error"]]
+        assert not of_sampler, failed
 
 
 class SchedulerProcess:
