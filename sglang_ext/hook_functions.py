@@ -230,11 +230,18 @@ def after_radix_namespace(result: Any, self: Any, req: Any) -> None:
     session that has the numbers of a former turn's picture, and not the picture: SGLang takes that away with the turn
     which it came with, and computes what there is.
 
-    SGLang appends the id of a request's adapter to its `extra_key`: with an end mark, which no id ends in, no key
-    without an adapter is one with.
+    SGLang appends the id of a request's adapter to its `extra_key`, which is another one each time that the adapter is
+    loaded: its content takes the place of that. With an end mark, which no content ends in, no key without an adapter
+    is one with.
     """
-    if swift_linker(self) is None:
+    linker = swift_linker(self)
+    if linker is None:
         return
+    if self.enable_lora and req.lora_id is not None:
+        content = linker.adapters.content(self.tp_worker.model_runner.lora_manager, req.lora_id)
+        if content is not None:  # else it has just been unloaded, and nobody else will have its id
+            before, _, behind = req.extra_key.rpartition(req.lora_id)
+            req.extra_key = before + content + behind
     least = self.model_config.vocab_size
     if np.max(np.asarray(req.origin_input_ids_unpadded), initial=0) >= least or _lacks_a_picture(req, least):
         req.extra_key = (req.extra_key or "") + _NO_TOKENS

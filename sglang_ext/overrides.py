@@ -112,6 +112,13 @@ def tree_overrides() -> tuple[Override, ...]:
         Override(f"{session}.borrowed_slot", ("self", "req"), "give none of a session's KV to another adapter's name"),
         Override("sglang.srt.session.streaming_session.is_virtual_node", ("node",), "take no such node for the tree's"),
         Override(f"{request}._compute_max_prefix_len", ("self", "input_len"), "leave a token to be computed"),
+        *(
+            Override(f"sglang.srt.lora.lora_manager.LoRAManager.{name}", arguments, "know adapters by what they hold")
+            for name, arguments in (
+                ("load_lora_weights", ("self", "lora_ref")),
+                ("load_lora_weights_from_tensors", ("self", "lora_ref", "tensors")),
+            )
+        ),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from ..pools.kept import row_shape
 from ..pools.supported import draft_config_of
 from .content_names import ContentNames, cache_directory
 from .settings import attention_counts, settings, variables
-from .weights import LoadedFiles, Source, adapters_of, draft_of, sources_of, unnamed_weights
+from .weights import LoadedFiles, draft_of, sources_of, unnamed_weights
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _loaded: LoadedFiles | None = None
 
 
 def begin_loading(server_args: Any, mode: Literal["content", "full"]) -> None:
-    """Look at what the model and its adapters are loaded from. To be called before they are; waits for nothing."""
+    """Look at what the model is loaded from. To be called before they are; waits for nothing."""
     global _loaded
     view = resolved(server_args)
     _loaded = LoadedFiles(sources_of(view), content_names(mode), list(_settings_of(view).values()))
@@ -181,16 +181,10 @@ def _drafting(server_args: Any) -> str:
 
 
 def loading_digest(view: Any, files: LoadedFiles, given: dict[str, Any], drafting: str = "") -> str:
-    """Hex digest of the settings `given`, of files of settings, and of the adapters given at start.
-
-    SGLang names an adapter by its name and path, so one that is trained anew in its place, or scaled otherwise by its
-    configuration, would otherwise keep its pages. `view`: SGLang's arguments, resolved; `drafting`: see `_drafting`.
-    """
+    """Hex digest of the settings `given`, and of files of settings. `view`: SGLang's arguments, resolved; `drafting`:
+    see `_drafting`."""
     facts = dict(given)
-    # Parts of an adapter that are for none of these modules are left out of what it computes.
-    facts["lora_target_modules"] = sorted(map(str, getattr(view, "lora_target_modules", None) or ()))
     facts["settings"] = {name: files.setting(path) for name, path in _settings_of(view).items()}
-    facts["adapters"] = [(name, files.digest(Source(path))) for name, path in adapters_of(view)]
     if (draft := draft_of(view)) is not None:
         # Its KV lies in the pages, beside the model's. How many tokens are drafted, and by which of them, changes none.
         facts["draft"] = {name: getattr(view, name, None) for name in _DRAFT_ARGUMENTS}

@@ -1,4 +1,4 @@
-"""The digest of what a model or an adapter is loaded from: its weights, its configurations, and its code.
+"""The digest of what a model is loaded from: its weights, its configurations, and its code; and of loaded adapters.
 
 The files are looked at before the model is loaded and again afterwards. What was loaded in between is what the digest
 says only if nothing has changed: otherwise the pages are of this process alone.
@@ -6,14 +6,19 @@ says only if nothing has changed: otherwise the pages are of this process alone.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+import torch
 import xxhash
 
 from ..pools.supported import drafts_by_model
@@ -22,7 +27,7 @@ from .content_names import ContentNames, FileChangedError, FileState
 logger = logging.getLogger(__name__)
 
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-#: Configurations (of quantisation, of adapters), code that comes with a model, tokenizers.
+#: Configurations (of quantisation), code that comes with a model, tokenizers.
 _SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
 #: How names of weights begin that no file describes.
 _UNNAMED = "unnamed-"
@@ -33,12 +38,14 @@ _FILE_FORMATS = {
     "fastsafetensors", "runai_streamer",
 }  # fmt: skip
 _ELSEWHERE = "remote"
+#: What an adapter's configuration says of where it was made.
+_PLACES = {"base_model_name_or_path", "revision"}
 #: Priority of the thread that reads files while the model is loaded: it takes what that leaves of the processors.
 _NICE = 10
 
 
 class Source(NamedTuple):
-    """Where a model or an adapter is loaded from."""
+    """Where a model is loaded from."""
 
     path: str  # a folder, a file, or the name of a repository of the hub
     load_format: str = "auto"
@@ -130,7 +137,7 @@ def sources_of(view: Any) -> list[Source]:
     """Whatever a server loads before it serves; the model first. `view`: SGLang's arguments, resolved."""
     model = Source(view.model_path, _load_format(view), view.revision, view.download_dir)
     draft = draft_of(view)
-    return [model, *([] if draft is None else [draft]), *(Source(path) for _, path in adapters_of(view))]
+    return [model, *([] if draft is None else [draft])]
 
 
 def draft_of(view: Any) -> Source | None:
@@ -152,18 +159,44 @@ def _load_format(view: Any) -> str:
     return str(view.load_format)
 
 
-def adapters_of(view: Any) -> Iterator[tuple[str, str]]:
-    """(name, path) of every `--lora-paths` entry, whatever form it has by now: text, mapping, or SGLang's record."""
-    given = getattr(view, "lora_paths", None) or []
-    for adapter in given.items() if isinstance(given, dict) else given:
-        if isinstance(adapter, tuple):
-            yield str(adapter[0]), str(getattr(adapter[1], "lora_path", adapter[1]))
-        elif isinstance(adapter, dict):
-            yield str(adapter.get("lora_name")), str(adapter["lora_path"])
-        elif isinstance(adapter, str):
-            yield adapter, adapter.partition("=")[2] or adapter
-        else:
-            yield str(adapter.lora_name), str(adapter.lora_path)
+class LoadedAdapters:
+    """The contents of the LoRA adapters that SGLang has loaded. Scheduler's thread.
+
+    SGLang names an adapter anew each time that it is loaded, also where it had to make room for another one meanwhile,
+    and one that is given at its start by name and path, whatever lies there.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def content(self, manager: Any, adapter_id: str) -> str | None:
+        """32 hex digits for an adapter that SGLang's `LoRAManager` has loaded: equal for equal weights, for the same
+        modules, scaled alike, on every machine. None where it has none of that id. Reads all weights of an adapter the
+        first time, on several threads."""
+        adapter = manager.loras.get(adapter_id)
+        if adapter is None:
+            return None
+        if adapter not in self._known:
+            # What an adapter has for none of these modules is left out of what it computes.
+            self._known[adapter] = _adapter_digest(adapter, sorted(map(str, manager.target_modules)))
+        return self._known[adapter]
+
+
+def _adapter_digest(adapter: Any, modules: list[str]) -> str:
+    config = {name: value for name, value in adapter.config.hf_config.items() if name not in _PLACES}
+    facts = [config, adapter.config.added_tokens_config, adapter.scaling, modules]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    places = [layer.weights for layer in adapter.layers]
+    places += [adapter.embedding_layers, adapter.added_tokens_embeddings]
+    named = [(f"{at} {name}", weights[name]) for at, weights in enumerate(places) for name in sorted(weights)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for (name, weight), content in zip(named, pool.map(_tensor_digest, [one for _, one in named]), strict=True):
+            digest.update(f"\n{name} {weight.dtype} {tuple(weight.shape)} {content}".encode())
+    return digest.hexdigest()[:32]  # as long as SGLang's own name for it
+
+
+def _tensor_digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
 
 
 def _files(source: Source) -> list[Path]:

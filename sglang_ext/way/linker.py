@@ -37,7 +37,7 @@ from swift_tiers.radix_tiering.table.held_page import Places
 
 from ..build.assembly import build_tiers, unlock_pages
 from ..build.reporting import Reporting
-from ..build.weights import are_unnamed, unnamed_weights
+from ..build.weights import LoadedAdapters, are_unnamed, unnamed_weights
 from ..pools.device_pool import DevicePool
 from ..pools.opening import open_pool
 from ..tell.forward_times import ForwardTimes
@@ -124,6 +124,7 @@ class SwiftLinker(UnifiedCacheLinker):
             self.pools[self.state_pool] = pool.states
         #: By id, since SGLang's interface names them so: those that wait, or compute while their pages come up.
         self.requests: dict[str, TieredRequest] = {}
+        self.adapters = LoadedAdapters()
         self.offloader = Offloader(pool, stack)
         # Whoever used the slots before has to be done with them: the same events as for an offload.
         self.loader: Loader = Loader(pool, stack, ready=lambda: self.record_offload_ready())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.base.errors import ConfigError
@@ -19,7 +19,7 @@ from swift_tiers.sglang_ext.build.assembly import TREE_FACTORY, Rank, check_hook
 from swift_tiers.sglang_ext.build.content_names import ContentNames
 from swift_tiers.sglang_ext.build.identity import config_digest, loading_digest, software
 from swift_tiers.sglang_ext.build.settings import settings
-from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, draft_of, sources_of
+from swift_tiers.sglang_ext.build.weights import LoadedAdapters, LoadedFiles, Source, draft_of, sources_of
 
 from support.clocks import file_clock_moved
 from support.engine import GEOMETRY, namespace
@@ -324,19 +324,14 @@ def test_how_weights_are_loaded_counts(tmp_path, names):
         view = SimpleNamespace(**{"load_format": "auto", "quantization": None, "lora_paths": None, **changes})
         return loading_digest(view, LoadedFiles([], names), settings(view, is_quantized=False))
 
-    scales, adapter = tmp_path / "scales.json", tmp_path / "adapter"
-    adapter.mkdir()
+    scales = tmp_path / "scales.json"
     seen = {loading(), loading(quantization="fp8"), loading(model_impl="transformers"), loading(rl_quant_profile="x")}
     for content in ("1", "2"):
-        file_clock_moved(adapter)
+        file_clock_moved(tmp_path)
         scales.write_text(content)
         seen.add(loading(quantization_param_path=str(scales)))
-        # Trained anew in its place: SGLang's own name for it stays the same.
-        (adapter / "adapter_model.bin").write_bytes(content.encode() * 100)
-        for form in ([f"a={adapter}"], [{"lora_name": "a", "lora_path": str(adapter)}], {"a": str(adapter)}):
-            seen.add(loading(lora_paths=form))
-    assert len(seen) == 4 + 2 + 2 * 2  # "a=path" is a name of its own; the two mappings mean the same
-    assert loading() in seen
+    assert len(seen) == 4 + 2
+    assert loading(lora_paths=["a=/an/adapter"]) in seen, "adapters are told apart by their requests' keys"
 
 
 def test_a_draft_s_weights_count_as_its_kv_lies_in_the_pages(copy, model, names):
@@ -400,12 +395,10 @@ def test_what_else_changes_kv_with_the_same_files_counts(names):
         given = settings(view, is_quantized=False) | {"attention": attention}
         return loading_digest(view, LoadedFiles([], names), given)
 
-    # Parts of an adapter for other modules are left out; in which order they are named is of no concern.
-    some, same = loading(lora_target_modules={"q_proj", "v_proj"}), loading(lora_target_modules=["v_proj", "q_proj"])
-    assert some == same
-    seen = {loading(), some, loading(lora_target_modules=["all"]), loading(experts_shared_outer_loras=True)}
+    assert loading(lora_target_modules=["all"]) == loading(), "it is a part of what adapters are"
+    seen = {loading(), loading(experts_shared_outer_loras=True)}
     seen |= {loading("triton, triton"), loading("fa3, triton"), loading(model_loader_extra_config='{"a": 1}')}
-    assert len(seen) == 7
+    assert len(seen) == 5
     for given in (
         {"kt_weight_path": "/experts"},
         {"modelopt_checkpoint_restore_path": "/restored"},
@@ -469,18 +462,48 @@ def test_code_of_the_users_own_models_counts(tmp_path, monkeypatch):
     assert len(seen) == 3
 
 
-def test_how_an_adapter_is_scaled_counts(tmp_path, names):
-    """The KV of an adapter of q, k or v is scaled by lora_alpha over its rank."""
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
-    given = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj"]}
-    seen = set()
-    for changes in ({}, {"lora_alpha": 64}, {"use_rslora": True}, {"r": 16}, {}):
-        path = tmp_path / "adapter_config.json"
-        path.write_text(json.dumps({**given, **changes}))
-        file_clock_moved(path)
-        arguments = SimpleNamespace(lora_paths=[f"mine={tmp_path}"])
-        seen.add(loading_digest(arguments, LoadedFiles([], names), {}))
-    assert len(seen) == 4
+class LoadedAdapter:
+    """As SGLang's `LoRAAdapter`, with one layer, as far as its content is concerned."""
+
+    def __init__(self, weights, **changes):
+        given = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "base_model_name_or_path": "owner/base"}
+        self.config = SimpleNamespace(hf_config=given | changes, added_tokens_config=None)
+        self.scaling = self.config.hf_config["lora_alpha"] / self.config.hf_config["r"]
+        self.layers = [SimpleNamespace(weights=weights)]
+        self.embedding_layers, self.added_tokens_embeddings = {}, {}
+
+
+def content_of(weights=None, modules=("qkv_proj",), **changes):
+    weights = weights or {"q_proj.lora_A": torch.arange(6.0), "q_proj.lora_B": torch.ones(2, 3)}
+    manager = SimpleNamespace(loras={"id": LoadedAdapter(weights, **changes)}, target_modules=set(modules))
+    known = LoadedAdapters()
+    found = known.content(manager, "id")
+    weights.clear()
+    assert known.content(manager, "id") == found, "it is read once"
+    assert known.content(manager, "another") is None
+    return found
+
+
+def test_an_adapter_is_known_by_what_was_loaded_of_it():
+    """Its weights, and how they are scaled; not where it was made, nor in which order it was read."""
+    a, b = torch.arange(6.0), torch.ones(2, 3)
+    same = content_of()
+    assert len(same) == 32
+    assert content_of(base_model_name_or_path="/elsewhere") == same
+    assert content_of(modules=("o_proj", "qkv_proj")) == content_of(modules=("qkv_proj", "o_proj"))
+    assert content_of(weights={"q_proj.lora_B": b.clone(), "q_proj.lora_A": a.clone()}) == same
+    assert content_of(weights={"q_proj.lora_B": b.t().contiguous().t(), "q_proj.lora_A": a}) == same
+    others = [
+        content_of(modules=("o_proj",)),
+        content_of(lora_alpha=64),
+        content_of(r=16),
+        content_of(use_rslora=True),
+        content_of(weights={"q_proj.lora_A": a, "q_proj.lora_B": b * 2}),
+        content_of(weights={"q_proj.lora_A": a.bfloat16(), "q_proj.lora_B": b}),
+        content_of(weights={"q_proj.lora_A": a.reshape(2, 3), "q_proj.lora_B": b}),
+        content_of(weights={"k_proj.lora_A": a, "k_proj.lora_B": b}),
+    ]
+    assert len({same, *others}) == 1 + len(others)
 
 
 def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
@@ -494,7 +517,17 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
 
     monkeypatch.setattr(hook_functions, "swift_linker", lambda scheduler: scheduler.linker)
     model = SimpleNamespace(vocab_size=256)
-    adapter, served = "0123456789abcdef" * 2, SimpleNamespace(linker=object(), enable_lora=True, model_config=model)
+    adapter, again, unknown = "0123456789abcdef" * 2, "123456789abcdef0" * 2, "23456789abcdef01" * 2
+    weights = {"q_proj.lora_A": torch.ones(2)}
+    loaded = {adapter: LoadedAdapter(weights), again: LoadedAdapter(weights)}
+    manager = SimpleNamespace(loras=loaded, target_modules={"qkv_proj"})
+    served = SimpleNamespace(
+        linker=SimpleNamespace(adapters=LoadedAdapters()),
+        enable_lora=True,
+        model_config=model,
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(lora_manager=manager)),
+    )
+    content = content_of({"q_proj.lora_A": torch.ones(2)})
 
     def key(extra_key, lora_id, scheduler=served, last=2):
         req = Req("r", "", array("q", [1, last]), SamplingParams(), extra_key=extra_key, lora_id=lora_id)
@@ -510,6 +543,10 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
     keys = {key(*pair, last=last) for pair in given for last in (255, 256)}
     assert len(keys) == 2 * len(given) - 1, "of an empty one and none, where both get a mark"
     assert key(None, None) is None, "most requests have no key of their own"
+    assert key("x", adapter) == key("x", again) == f"x{content}", "loaded twice, it is the same adapter"
+    assert key(content, None) != key(None, adapter), "to know its content is no use of it, either"
+    assert key(adapter, again) == adapter + content, "what clients write stays"
+    assert key("x", unknown) == f"x{unknown}", "it has just been unloaded"
 
 
 def test_a_turn_that_has_lost_its_picture_has_a_key_of_its_own(monkeypatch):
