@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
-from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
-from support.any_life import PATIENCE, Conversation, Life, LifeBesideADonor, LifeBesideAStore, conversations
+from support.any_life import Conversation, Life, LifeBesideADonor, LifeBesideAStore, conversations, tiers_of_a_life
 from support.models import tiny_gemma, tiny_hybrid, tiny_mla
 from support.servers import START_SECONDS, Plain, Site, shared_store
 
@@ -107,10 +106,7 @@ KINDS = {
 
 
 def tiers_of(kind: Kind, site: Site) -> dict[str, Any]:
-    tiers = site.tiers(host="768KiB")
-    tiers["bus"] |= {"control": True, "server": "life"}
-    tiers["ssd"]["throttle"] = "1GiB"  # without one none can be set later
-    tiers["policy"]["restore_deadline"] = "20s"
+    tiers = tiers_of_a_life(site)
     for section, fields in kind.tiers.items():
         tiers[section] = {**tiers.get(section, {}), **(fields or {})}
         if fields is None:
@@ -147,14 +143,4 @@ def test_whatever_happens_answers_are_right(
         monkeypatch.setenv(variable, value)
     site = Site(tmp_path_factory.mktemp("life"), kind.model, kind.prepare)
     with begun(site, said_by(kind, plain, site, draw), draw, kind) as life:
-        for number in range(ROUNDS):
-            life.one_round()
-            assert not life.wrong, life.happened
-            if number % 20 == 10:
-                life.end_and_begin()
-            elif number % 10 == 0:
-                life.rest()
-        life.rest()
-        # What lends to it, or what is asked for it, may have begun anew just now.
-        assert wait_for(lambda: (life.one_round(), life.came_from(kind.source))[1] or None, PATIENCE), life.happened
-        assert not life.wrong, life.happened
+        life.live(ROUNDS, kind.source)

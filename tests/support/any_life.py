@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main as command
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from .servers import START_SECONDS, Site, call, children_of, generate, prompt, snapshot
 
@@ -54,28 +55,46 @@ def conversations(plain: Any, draw: random.Random) -> list[Conversation]:
     return found
 
 
-Happening = tuple[int, Callable[[], None]]  # how often, and what
+def tiers_of_a_life(site: Site) -> dict[str, Any]:
+    """So small that everything is evicted, and all that operators may change is there."""
+    tiers = site.tiers(host="768KiB")
+    tiers["bus"] |= {"control": True, "server": "life"}
+    tiers["ssd"]["throttle"] = "1GiB"  # without one none can be set later
+    tiers["policy"]["restore_deadline"] = "20s"
+    return tiers
+
+
+Happening = tuple[int, Callable[[], object]]  # how often, and what
+Asking = tuple[int, Callable[[list[int], random.Random], None]]
 
 
 class Life:
     """One server, and what has happened to it."""
 
+    long = 200  # tokens of long answers
+
     def __init__(
         self, site: Site, server: Any, said: list[Conversation], draw: random.Random, config: dict[str, Any]
     ) -> None:
         """`config`: its tiers', in which a section is there where the tier is."""
-        self.site, self.server, self.said, self.draw = site, server, said, draw
+        self.site, self.server, self.draw = site, server, draw
+        self.prompts = [prompt for prompt, _ in said]
+        self._right = {tuple(prompt): answer for prompt, answer in said}
         self.wrong: list[str] = []
         self.happened: Counter[str] = Counter()
         self.ending = False  # errors are what is to be expected
         self._capped = [tier for tier in ("host", "ssd") if tier in config]
         self._policies = [one for one in POLICIES if "ssd" in config or not one[0].startswith("ssd")]
+        self.kinds: list[Asking] = [
+            (12, self.ask), (2, self.leave), (1, self.ask_long), (1, self.ask_log_probabilities), (1, self.ask_thrice),
+            (2, self.abort),
+        ]  # fmt: skip
         self.others: list[Happening] = [
             (20, lambda: None),
             (2, self.flush_cache),
             (2, lambda: self.order("flush", self.draw.choice(("host", "host", "all")))),
             (2, lambda: self.order("cap-tier", self.draw.choice(self._capped), self.draw.choice(("64KiB", "400KiB")))),
-            (3, lambda: [self.order("cap-tier", tier) for tier in self._capped] and None),
+            (3, lambda: [self.order("cap-tier", tier) for tier in self._capped]),
             (3, lambda: self.order("set-policy", *self.draw.choice(self._policies))),
         ]
         if "ssd" in config:
@@ -87,6 +106,20 @@ class Life:
 
     def __exit__(self, *raised: object) -> None: ...
 
+    def live(self, rounds: int, source: Sequence[str]) -> None:
+        """`source`: tiers; something comes from one of them."""
+        for number in range(rounds):
+            self.one_round()
+            assert not self.wrong, (self.wrong, self.happened)
+            if number % 20 == 10:
+                self.end_and_begin()
+            elif number % 10 == 0:
+                self.rest()
+        self.rest()
+        # What lends to it, or what is asked for it, may have begun anew just now.
+        assert wait_for(lambda: (self.one_round(), self.came_from(source))[1] or None, PATIENCE), self.happened
+        assert not self.wrong, (self.wrong, self.happened)
+
     # Clients
 
     def one_round(self) -> None:
@@ -97,13 +130,11 @@ class Life:
         self._await(clients)
 
     def _clients(self) -> list[threading.Thread]:
-        hot = self.draw.sample(self.said, k=self.draw.choice((3, 8, len(self.said))))
-        kinds = (self.ask, self.leave, self.ask_long, self.ask_log_probabilities, self.ask_thrice, self.abort)
-        chosen = self.draw.choices(kinds, weights=(12, 2, 1, 1, 1, 2), k=self.draw.choice((1, 2, 4, 8, 16)))
+        hot = self.draw.sample(self.prompts, k=self.draw.choice((3, 8, len(self.prompts))))
+        weights, kinds = zip(*self.kinds, strict=True)
+        chosen = self.draw.choices(kinds, weights=weights, k=self.draw.choice((1, 2, 4, 8, 16)))
         clients = [
-            threading.Thread(
-                target=self._client, args=(kind, *self.draw.choice(hot), random.Random(self.draw.random()))
-            )
+            threading.Thread(target=self._client, args=(kind, self.draw.choice(hot), random.Random(self.draw.random())))
             for kind in chosen
         ]
         for client in clients:
@@ -115,9 +146,9 @@ class Life:
             client.join(PATIENCE)
             assert not client.is_alive(), "a request is not answered"
 
-    def _client(self, kind: Callable[..., None], prompt: list[int], answer: list[int], draw: random.Random) -> None:
+    def _client(self, kind: Callable[..., None], prompt: list[int], draw: random.Random) -> None:
         try:
-            kind(prompt, answer, draw)
+            kind(prompt, draw)
         except (OSError, HTTPException) as error:
             if not self.ending:
                 self.wrong.append(f"{kind.__name__}: {error!r}")
@@ -129,32 +160,37 @@ class Life:
         found = call(self.server, "/generate", body, timeout=PATIENCE)
         return found if isinstance(found, list) else [found]
 
-    def _compare(self, found: list[dict[str, Any]], answer: list[int]) -> None:
+    def _compare(self, found: list[dict[str, Any]], prompt: list[int], tokens: int = ANSWER) -> None:
+        """With the first tokens of the right answer."""
+        right = self._right[tuple(prompt)][:tokens]
         for one in found:
-            for tier, tokens in (one["meta_info"].get("cached_tokens_details") or {}).items():
-                self.happened[f"tokens from {tier}"] += tokens if isinstance(tokens, int) else 0
-            if one["output_ids"][: len(answer)] != answer:
-                self.wrong.append(f"{one['output_ids']}, not {answer}: {one['meta_info']}")
+            self._count(one)
+            if one["output_ids"][: len(right)] != right:
+                self.wrong.append(f"{one['output_ids']}, not {right}: {one['meta_info']}")
+
+    def _count(self, found: dict[str, Any]) -> None:
+        for tier, tokens in (found["meta_info"].get("cached_tokens_details") or {}).items():
+            self.happened[f"tokens from {tier}"] += tokens if isinstance(tokens, int) else 0
 
     def came_from(self, tiers: Sequence[str]) -> int:
         """So many tokens so far."""
         return sum(self.happened[f"tokens from {tier}"] for tier in tiers)
 
-    def ask(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
+    def ask(self, prompt: list[int], draw: random.Random) -> None:
         tokens = draw.choice((1, 3, ANSWER))
-        self._compare(self._answers(prompt, tokens), answer[:tokens])
+        self._compare(self._answers(prompt, tokens), prompt, tokens)
 
-    def ask_long(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
-        self._compare(self._answers(prompt, 200), answer)
+    def ask_long(self, prompt: list[int], draw: random.Random) -> None:
+        self._compare(self._answers(prompt, self.long), prompt)
 
-    def ask_log_probabilities(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
+    def ask_log_probabilities(self, prompt: list[int], draw: random.Random) -> None:
         start = draw.choice((-1, 0, len(prompt) // 2))
-        self._compare(self._answers(prompt, 3, return_logprob=True, logprob_start_len=start), answer[:3])
+        self._compare(self._answers(prompt, 3, return_logprob=True, logprob_start_len=start), prompt, 3)
 
-    def ask_thrice(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
-        self._compare(self._answers(prompt, 4, {"n": 3}), answer[:4])
+    def ask_thrice(self, prompt: list[int], draw: random.Random) -> None:
+        self._compare(self._answers(prompt, 4, {"n": 3}), prompt, 4)
 
-    def abort(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
+    def abort(self, prompt: list[int], draw: random.Random) -> None:
         name = f"{draw.random()}"
 
         def give_up() -> None:
@@ -168,9 +204,9 @@ class Life:
         finally:
             later.join()
         if found["meta_info"]["finish_reason"]["type"] != "abort":
-            self._compare([found], answer)
+            self._compare([found], prompt)
 
-    def leave(self, prompt: list[int], answer: list[int], draw: random.Random) -> None:
+    def leave(self, prompt: list[int], draw: random.Random) -> None:
         body = json.dumps({"input_ids": prompt, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}})
         head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         head += "Content-Type: application/json\r\n\r\n"
@@ -180,12 +216,13 @@ class Life:
 
     # Operators and devices
 
-    def flush_cache(self) -> None:
+    def flush_cache(self) -> bool:
         try:
             call(self.server, "/flush_cache", {})
         except urllib.error.HTTPError:  # SGLang's answer while requests run
-            return
+            return False
         self.happened["flush_cache"] += 1
+        return True
 
     def order(self, *words: str) -> None:
         done = command(["control", "life", *words, "--directory", str(self.site.bus)]) == 0
