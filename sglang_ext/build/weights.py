@@ -177,8 +177,13 @@ class LoadedAdapters:
         if adapter is None:
             return None
         if adapter not in self._known:
-            # What an adapter has for none of these modules is left out of what it computes.
-            self._known[adapter] = _adapter_digest(adapter, sorted(map(str, manager.target_modules)))
+            try:
+                # What an adapter has for none of these modules is left out of what it computes.
+                content = _adapter_digest(adapter, sorted(map(str, manager.target_modules)))
+            except Exception:  # on the scheduler's thread it would end the server
+                logger.exception("swift-tiers: what an adapter holds is not known; its pages serve this process only")
+                content = secrets.token_hex(16)
+            self._known[adapter] = content
         return self._known[adapter]
 
 

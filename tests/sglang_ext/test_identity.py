@@ -506,6 +506,17 @@ def test_an_adapter_is_known_by_what_was_loaded_of_it():
     assert len({same, *others}) == 1 + len(others)
 
 
+def test_an_adapter_that_cannot_be_read_has_a_name_that_no_other_process_has(caplog):
+    unreadable = {"q_proj.lora_A": None}
+    manager = SimpleNamespace(loras={"id": LoadedAdapter(unreadable)}, target_modules=set())
+    known = LoadedAdapters()
+    found = known.content(manager, "id")
+    assert len(found) == 32
+    assert known.content(manager, "id") == found
+    assert LoadedAdapters().content(manager, "id") != found
+    assert "serve this process only" in caplog.text
+
+
 def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
     """Who names an adapter's id as `extra_key` would write KV of the base model where its users look for theirs."""
     from array import array
