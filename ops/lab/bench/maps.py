@@ -128,6 +128,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
         full_protected_size=core.full_protected_size,
         session_records=dict,
         linker=SimpleNamespace(on_course=lambda req: None, pending_offloads=[]),
+        node_of=lambda req: req.last_node,
     )
     scheduler = SimpleNamespace(
         tree_cache=cache,
