@@ -25,9 +25,6 @@ from support.servers import START_SECONDS, Plain, Site, shared_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
-#: Rounds of up to 16 requests at once, and one of so many servers' lives.
-ROUNDS = 40
-
 
 class Kind(NamedTuple):
     """Of pages, devices and models: small ones, so that everything is evicted; and what lies beside the server."""
@@ -143,4 +140,4 @@ def test_whatever_happens_answers_are_right(
         monkeypatch.setenv(variable, value)
     site = Site(tmp_path_factory.mktemp("life"), kind.model, kind.prepare)
     with begun(site, said_by(kind, plain, site, draw), draw, kind) as life:
-        life.live(ROUNDS, kind.source)
+        life.live(kind.source)

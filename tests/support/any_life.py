@@ -23,6 +23,8 @@ from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from .servers import START_SECONDS, Site, call, children_of, generate, prompt, snapshot
 
+#: Rounds of up to 16 requests at once, and one of so many servers' lives.
+ROUNDS = 40
 ANSWER = 6
 #: A guard against hanging, not a measure: a request waits for its pages for 20 s at most.
 PATIENCE = 300
@@ -106,9 +108,9 @@ class Life:
 
     def __exit__(self, *raised: object) -> None: ...
 
-    def live(self, rounds: int, source: Sequence[str]) -> None:
+    def live(self, source: Sequence[str]) -> None:
         """`source`: tiers; something comes from one of them."""
-        for number in range(rounds):
+        for number in range(ROUNDS):
             self.one_round()
             assert not self.wrong, (self.wrong, self.happened)
             if number % 20 == 10:
@@ -150,9 +152,13 @@ class Life:
         try:
             kind(prompt, draw)
         except (OSError, HTTPException) as error:
-            if not self.ending:
+            if not self._expects(error):
                 self.wrong.append(f"{kind.__name__}: {error!r}")
         self.happened[kind.__name__] += 1
+
+    def _expects(self, error: Exception) -> bool:
+        """Whether this is what a request may come to now."""
+        return self.ending
 
     def _answers(self, prompt: list[int], tokens: int, sampling: dict[str, Any] | None = None, **more: Any) -> Any:
         parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **(sampling or {})}

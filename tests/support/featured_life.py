@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from .adapters_on_cpu import named
 from .any_life import ANSWER, PATIENCE, Life
-from .servers import START_SECONDS, Site, call, generate
+from .servers import Plain, Site, call
 
 
 class Served(NamedTuple):
@@ -30,42 +31,27 @@ class Served(NamedTuple):
 
 
 class Truth:
-    """A server without tiers for each model: what it answers is right. It starts with the first question to it, and is
-    kept."""
+    """What is right: of each model a server without tiers says it, with all adapters."""
 
     def __init__(
         self, site: Site, running: ExitStack, models: Sequence[Path], adapters: Sequence[Path], **options: str
     ) -> None:
-        self.models, self.adapters, self._running = models, adapters, running
-        self._servers = [
-            site.server(f"plain{number}", *named(adapters), **{**options, "--model-path": str(model)})
+        self.models, self.adapters = models, adapters
+        self._plain = [
+            Plain(site, running, *named(adapters), name=f"plain{number}", **{**options, "--model-path": str(model)})
             for number, model in enumerate(models)
         ]
-        self._started: set[int] = set()
-        self._known: dict[tuple[tuple[int, ...], Served], list[int]] = {}
         self._lock = threading.Lock()
 
     def answer(self, prompt: Sequence[int], served: Served) -> list[int]:
-        """The first tokens of it."""
-        key = tuple(prompt), served
+        """The first tokens of it. Any thread."""
+        adapter = None if served.adapter is None else self.adapters[served.adapter].name
         with self._lock:
-            if key not in self._known:
-                more = {} if served.adapter is None else {"lora_path": self.adapters[served.adapter].name}
-                self._known[key] = generate(self._server(served.model), list(prompt), ANSWER, **more)[0]
-            return self._known[key]
+            return self._plain[served.model].answers([prompt], adapter)[0]
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """As `Plain`'s: of the first model, without an adapter."""
         return [self.answer(prompt, Served()) for prompt in prompts]
-
-    def _server(self, model: int) -> Any:
-        server = self._servers[model]
-        if model not in self._started:
-            self._running.enter_context(server)
-            server.start()
-            server.wait_ready(START_SECONDS)
-            self._started.add(model)
-        return server
 
 
 class History:
@@ -118,7 +104,8 @@ class FeaturedLife(Life):
             (4, self.ask_in_session), (3, self.ask_in_streaming_session), (3, self.ask_salted), (2, self.ask_in_batch),
             (2, self.ask_stream), (1, self.leave_stream),
         ]  # fmt: skip
-        self.others += [(4, self.pause_in_place), (4, self.pause_retract), (2, self.pause_abort)]
+        modes = ((4, "in_place"), (4, "retract"), (2, "abort"))
+        self.others += [(weight, partial(self.pause, mode)) for weight, mode in modes]
 
     # What is right
 
@@ -214,7 +201,7 @@ class FeaturedLife(Life):
         tokens = draw.choice((1, 4, 9))
         (found,) = self._answers(said, tokens, session_params=where, **more)
         whole = before + said
-        self._compare([found], whole, min(tokens, ANSWER), **self._adapters(more))
+        self._compare([found], whole, min(tokens, ANSWER), self._adapters(more))
         aborted = found["meta_info"]["finish_reason"]["type"] == "abort"
         return None if aborted else found["meta_info"]["id"], whole + found["output_ids"]
 
@@ -231,21 +218,13 @@ class FeaturedLife(Life):
             self.happened["session over"] += 1
         call(self.server, "/close_session", {"session_id": session})
 
-    def _adapters(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return {}
+    def _adapters(self, asked: dict[str, Any]) -> Sequence[int | None]:
+        """Those that may have answered what was asked so; None: the model without one."""
+        return (None,)
 
     # Operators
 
-    def pause_in_place(self) -> None:
-        self._pause("in_place")
-
-    def pause_retract(self) -> None:
-        self._pause("retract")
-
-    def pause_abort(self) -> None:
-        self._pause("abort")
-
-    def _pause(self, mode: str) -> None:
+    def pause(self, mode: str) -> None:
         time.sleep(self.draw.choice((0, 0.05, 0.3)))
         with self._paused(mode):
             time.sleep(self.draw.choice((0, 0.1, 0.5)))
@@ -310,23 +289,26 @@ class LifeOfAdapters(FeaturedLife):
 
     def _client(self, kind: Any, prompt: list[int], draw: random.Random) -> None:
         self._asking.adapters = {name: loaded.begin() for name, loaded in self._loaded.items()}
-        try:
-            super()._client(kind, prompt, draw)
-        except urllib.error.HTTPError as error:  # one that is being loaded anew
-            if error.code != 400:
-                raise
-            self.happened["no such adapter"] += 1
+        super()._client(kind, prompt, draw)
 
-    def _adapters(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _expects(self, error: Exception) -> bool:
+        """Also the refusal of an adapter that is being loaded anew."""
+        if super()._expects(error):
+            return True
+        refused = isinstance(error, urllib.error.HTTPError) and b"LoRA adapters are not loaded" in error.read()
+        self.happened["no such adapter"] += refused
+        return refused
+
+    def _adapters(self, asked: dict[str, Any]) -> Sequence[int | None]:
         name = asked.get("lora_path")
-        return {"adapters": [*self._loaded[name].since(self._asking.adapters[name])]} if name else {}
+        return [*self._loaded[name].since(self._asking.adapters[name])] if name else super()._adapters(asked)
 
     def _drawn(self, draw: random.Random) -> dict[str, Any]:
         return {"lora_path": draw.choice([*self._loaded])}
 
     def ask_adapter(self, prompt: list[int], draw: random.Random) -> None:
         more = self._drawn(draw)
-        self._compare(self._answers(prompt, 3, **more), prompt, 3, **self._adapters(more))
+        self._compare(self._answers(prompt, 3, **more), prompt, 3, self._adapters(more))
 
     def ask_adapter_in_session(self, prompt: list[int], draw: random.Random) -> None:
         draw.choice((self.ask_in_session, self.ask_in_streaming_session))(prompt, draw, **self._drawn(draw))

@@ -182,20 +182,23 @@ class Plain:
     Page sizes, pools and threads do not matter to it. It starts with the first question, and is kept.
     """
 
-    def __init__(self, site: Site, running: ExitStack, **options: str) -> None:
-        self._server = site.server("plain", **options)
+    def __init__(self, site: Site, running: ExitStack, *arguments: str, name: str = "plain", **options: str) -> None:
+        self._server = site.server(name, *arguments, **options)
         self._running = running
-        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self._answers: dict[tuple[tuple[int, ...], str | None], list[int]] = {}
 
-    def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    def answers(self, prompts: Sequence[Sequence[int]], adapter: str | None = None) -> list[list[int]]:
+        """`adapter`: by its name; None: without one."""
         for prompt in map(tuple, prompts):
-            if prompt not in self._answers:
-                self._answers[prompt] = self._ask(list(prompt))
-        return [self._answers[tuple(prompt)] for prompt in prompts]
+            if (prompt, adapter) not in self._answers:
+                self._answers[prompt, adapter] = self._ask(
+                    list(prompt), {} if adapter is None else {"lora_path": adapter}
+                )
+        return [self._answers[tuple(prompt), adapter] for prompt in prompts]
 
-    def _ask(self, prompt: list[int]) -> list[int]:
+    def _ask(self, prompt: list[int], more: dict[str, str]) -> list[int]:
         if not self._answers:
             self._running.enter_context(self._server)
             self._server.start()
             self._server.wait_ready(START_SECONDS)
-        return generate(self._server, prompt)[0]
+        return generate(self._server, prompt, **more)[0]
