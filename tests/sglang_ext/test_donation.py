@@ -285,13 +285,13 @@ def borrower(scheduler: SchedulerProcess, name: str = "borrower", page_bytes: in
 
 def lends_most(scheduler: SchedulerProcess, tier: PeerTier) -> None:
     """Nearly as much is lent as may be."""
-    await_lent(scheduler, tier, lambda pages: pages * PAGE > 0.8 * DEVICE_TOKENS)
+    await_lent(scheduler, tier, lambda donor: donor["lent_tokens"] > 0.8 * DEVICE_TOKENS)
 
 
-def await_lent(scheduler: SchedulerProcess, tier: PeerTier, enough: Callable[[int], bool]) -> None:
-    """So many pages; else everybody's reasons are told."""
+def await_lent(scheduler: SchedulerProcess, tier: PeerTier, enough: Callable[[dict], bool]) -> None:
+    """As much as the donor's facts are to say; else everybody's reasons are told."""
     try:
-        wait_for(lambda: enough(scheduler(rounds, 0.1)["lent_pages"]))
+        wait_for(lambda: enough(scheduler(rounds, 0.1)))
     except AssertionError as error:
         raise AssertionError(f"{error}: {scheduler(facts)}, {scheduler(lender_says)}; {tier.snapshot()}") from None
 
@@ -493,7 +493,7 @@ def test_an_operator_has_a_hand_on_it(scheduler) -> None:
         Busy(scheduler).until(lambda: tier.capacity_bytes > 100 * scheduler_page(tier))
         scheduler(cap, 20)
         Busy(scheduler).until(lambda: tier.capacity_bytes <= 20 * scheduler_page(tier))
-        await_lent(scheduler, tier, lambda pages: pages <= 20)  # it hears of it after the borrower
+        await_lent(scheduler, tier, lambda donor: donor["lent_pages"] <= 20)  # it hears of it after the borrower
         assert scheduler(rounds, 0.5)["lent_pages"] <= 20
         scheduler(cap, None)
         Busy(scheduler).until(lambda: tier.capacity_bytes > 100 * scheduler_page(tier))
@@ -512,12 +512,12 @@ def test_a_copy_that_hangs_in_memory_that_came_back_stops_nobody(scheduler, expe
         wait_for(lambda: scheduler(is_copying))
         scheduler(cap, 0)
         Busy(scheduler).until(lambda: not tier.capacity_bytes)
-        await_lent(scheduler, tier, lambda pages: pages == scheduler(pages_of_a_run))
+        await_lent(scheduler, tier, lambda donor: donor["lent_pages"] == scheduler(pages_of_a_run))
         assert scheduler(answers, [1, 2, 3]) == expected
         assert scheduler(is_copying), "this tests nothing"
         wait_for(lambda: scheduler(hanging_is_told))
         scheduler(copies_go_on)
-        await_lent(scheduler, tier, lambda pages: pages == 0)
+        await_lent(scheduler, tier, lambda donor: donor["lent_pages"] == 0)
         scheduler(cap, None)
         assert written.wait() == (False, LEASE_ENDED)
 
