@@ -58,6 +58,8 @@ def tree_overrides() -> tuple[Override, ...]:
     beams = "leave nothing of a beam search whose load has failed"
     session = "sglang.srt.session.streaming_session.StreamingSession"
     request = "sglang.srt.managers.schedule_batch.Req"
+    core = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
+    events = "tell routers what is beneath the device"
     return (
         Override(f"{tree}.__init__", ("self", "params"), "count what the device evicts from the first on"),
         Override(f"{tree}.init_cache_linker", ("self", "cache_linker"), "drive the linker by a wrapper of ours"),
@@ -93,6 +95,10 @@ def tree_overrides() -> tuple[Override, ...]:
             ("self", "params", "available_size_targets", "allocation_reclaim_satisfied"),
             "have waiting requests look anew where the device has lost a state or a window",
         ),
+        Override(f"{tree}.take_events", ("self",), events),
+        Override(f"{core}.take_events", ("self",), events),
+        Override(f"{core}.finish_write_through", ("self", "node_ids", "ack_id"), events),
+        Override(f"{core}.collect_path_info", ("self", "end_node_ids"), events),
         Override(f"{tree}._match_tree", ("self", "params"), reason),
         Override(f"{tree}.touch_prefix", ("self", "key"), reason),
         Override(f"{tree}.insert", ("self", "params"), f"{reason}, and offer states that come later than their prefix"),

@@ -54,6 +54,7 @@ USED, DROPPED, KEEP, RECOVERED, IS_HELD, PENDING, LANDED, UNHASHED = 1, 2, 4, 8,
 KIND, KINDS = 8, 255  # from this bit on, eight: as what the page is counted, see `kind_of`
 #: From this bit on, two for each tier: how often it was entered in the heap, by which its last entry is known.
 ENTERED, ENTERED_BITS = 16, 2
+TOLD = 1 << 30  # others were told that it is here, see `announced`
 #: Of `TIERS`, for each tier: its copy is on the way, or whole; the heap has it; it has lost its copy,
 #: and pages behind it have not.
 BEGUN, WHOLE, QUEUED, GAP = 1, 2, 4, 8
@@ -87,7 +88,7 @@ DEEP = (1 << 22) - 1
 META_WORDS = DEPTHS + DEEP + 1
 
 #: What is noted, beside a tier: a place of it is free.
-LOST_PIN, LEFT_LANDING, LEAVES = 8, 9, 10
+LOST_PIN, LEFT_LANDING, LEAVES, TOLD_LEFT = 8, 9, 10, 11
 NOTE_ROOM = 1 << 15
 #: Pages handled in one call: what they note has room.
 BATCH = 1024
@@ -653,6 +654,8 @@ def _drop_one(words, longs, table, heaps, meta, notes, r):
     for tier in range(meta[TIER_COUNT]):
         _clear(words, r, tier, GAP)
         _take_out(words, meta, r, tier)
+    if words[r, FLAGS] & TOLD:
+        _note(meta, notes, TOLD_LEFT, r, 0)
     if words[r, FLAGS] & KEEP:
         _note(meta, notes, LOST_PIN, r, words[r, GENERATION])
         _let_go(words, longs, heaps, meta, r)

@@ -36,6 +36,7 @@ from ..base.page import HELD_TOGETHER, KEY_BYTES, ROOT_KEY, HeldPages, PageRecor
 from ..base.runner import Runner
 from ..figures.counters import DirectorySnapshot
 from . import directory, kernels
+from .announced import Announced
 from .held_page import Book, Page
 from .kernels import (
     BATCH,
@@ -125,6 +126,7 @@ class PageTable:
         self._gone: dict[tuple[int, Part], int] = {}
         self._time = 0
         self.operator_pins = OperatorPins(self._call, rows, pin_lost)
+        self.announced = Announced(rows)
 
     def named(self, tier: str) -> TierCopies:
         """What the tier of this name has. Raises KeyError where there is none. Any thread."""
@@ -237,6 +239,23 @@ class PageTable:
         else:
             return None
         return held if held >= 0 else None
+
+    def announce(self, namespace: bytes, keys: Sequence[bytes], numbers: Sequence[int]) -> list[bool]:
+        """Others outside are told now that these pages, a part of a chain, are here; by which number of theirs each is.
+        Which of them are new to them, and here. See `announced`."""
+        root = self.book.roots.get(namespace)
+        fresh = np.zeros(len(keys), np.bool_)
+        if root is not None and keys:
+            rows = np.empty(len(keys), np.int64)
+            held = kernels.probe(*self._rows.state, root, as_keys(keys))
+            found = kernels.find_chain(*self._rows.state, root, as_keys(keys[:held]), rows) if held else 0
+            fresh[:found] = self.announced.tell(rows[:found], np.array(numbers[:found], np.int64))
+        return fresh.tolist()
+
+    def is_announced(self, namespace: bytes, key: bytes) -> bool:
+        """Whether others were told of this page, and not yet that it has left. A hint, as `find`."""
+        page = self.find(namespace, key)
+        return page is not None and self.announced.knows(page.row)
 
     def holds(self, page: Page) -> bool:
         """Whether `page` has a whole copy that counts. A hint, as `find`."""
@@ -721,6 +740,8 @@ class PageTable:
                 self._release_landing(self.book.landed.pop(which) - self.host.slots)
             elif what == kernels.LOST_PIN:
                 self.operator_pins.left(Page(self.book, which, whose))
+            elif what == kernels.TOLD_LEFT:
+                self.announced.leave(which)
             else:
                 self._leaving.append(_Leaving(which))
         for tier, places in freed.items():

@@ -26,6 +26,7 @@ from swift_tiers.radix_tiering.restore.flight import Step
 
 from ..build.least import least
 from ..pools.kept import attention_allocator
+from ..tell.kv_events import KvEvents
 from ..tell.request_facts import RequestFacts
 from ..tell.sampler import Sampler
 from .admission import Admission
@@ -378,6 +379,7 @@ class SwiftRadixCache(KeepingRadixCache):
             )
         self.device_evictions = 0
         self.sampler: Sampler | None = None
+        self.beneath: KvEvents | None = None  # where this process tells routers of KV events
         #: Whether SGLang is computing some request in chunks already; it can follow one only.
         self.chunk_taken: Callable[[], bool] = lambda: True
         #: Told that there is room on the device that there was not: pages may be evicted, or lent ones are back.
@@ -389,6 +391,8 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def init_cache_linker(self, cache_linker: Any) -> None:
         self.linker = SwiftLinkerWrapper(self, cache_linker)
+        if self.tree_core.kv_events.enabled:
+            self.beneath = KvEvents(self.tree_core, cache_linker.stack, lambda: cache_linker.offered_namespace)
 
     @contextlib.contextmanager
     def locking_without(self, component: ComponentType) -> Iterator[None]:
@@ -532,6 +536,8 @@ class SwiftRadixCache(KeepingRadixCache):
         if self.linker is not None:
             self.linker.came_back.clear()
             self.linker.windows_met.clear()
+        if self.beneath is not None:
+            self.beneath.cleared()
         if self.sampler is not None:
             self.sampler.shape.clear()
         for req in waiting:
@@ -571,7 +577,11 @@ class SwiftRadixCache(KeepingRadixCache):
         whole = attention_allocator(allocator)
         return whole.available_size(), 0 if whole is allocator else allocator.swa_available_size()
 
-    # ---- telemetry of the device ----
+    # ---- what others are told ----
+
+    def take_events(self) -> list[Any]:
+        events: list[Any] = super().take_events()
+        return events if self.beneath is None else self.beneath.complete(events)
 
     def node_of(self, req: Any) -> int | None:
         """The last node of the tree that a request holds; None for none. SGLang puts a node of no tree in its place for
@@ -583,6 +593,8 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def evict_leaf(self, node_id: Any, tracker: Any) -> Any:
         self.device_evictions += 1
+        if self.beneath is not None:
+            self.beneath.leaving(node_id)
         if self.sampler is None:
             return super().evict_leaf(node_id, tracker)
         self.sampler.leaving(node_id)

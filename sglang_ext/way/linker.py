@@ -298,11 +298,11 @@ class SwiftLinker(UnifiedCacheLinker):
     def brings(self, page_hash: str) -> bool:
         """Whether a page is on its way out of the device: what follows it has its turn behind it. With KV of weights
         that are gone no page need come first: nothing is stored."""
-        namespace = self._offered_namespace
+        namespace = self.offered_namespace
         return namespace is None or self.offloader.brings(namespace, page_hash)
 
     @property
-    def _offered_namespace(self) -> bytes | None:
+    def offered_namespace(self) -> bytes | None:
         """Digest; whose KV it is that is offered now. None: of weights that are gone."""
         return None if self.stale_device else self.stack.digest
 
@@ -317,7 +317,7 @@ class SwiftLinker(UnifiedCacheLinker):
             hashes, rows = list(node.keys), OnTheWay(node.device_indices)
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
-            namespace = self._offered_namespace
+            namespace = self.offered_namespace
             states = [OnTheWay(one.device_indices) for one in transfers if one.name == self.state_pool]
             ready = self.record_offload_ready()
             parent, depth, path = node.parent, node.depth, node.path

@@ -38,7 +38,9 @@ def _serve(
 
         if prepare:
             call_by_path(prepare)
-        scheduler = StepScheduler(arguments, rank or 0, resolved)
+        from .router import listening
+
+        scheduler = StepScheduler(listening(arguments), rank or 0, resolved)
         _watch(scheduler)
         connection.send((0, "ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side
@@ -65,10 +67,14 @@ TURNS_A_MAP = 5
 
 
 def _watch(scheduler: Any) -> None:
-    """Whatever a test does with requests is looked at as a server with a bus looks at it, in each turn of the loop."""
+    """Whatever a test does with requests is looked at as a server with a bus looks at it, in each turn of the loop; and
+    a router hears of it."""
     from swift_tiers.sglang_ext.tell import device_map
     from swift_tiers.sglang_ext.tell.sampler import Sampler
 
+    from .router import router_of
+
+    scheduler.router = router_of(scheduler.scheduler)
     cache = scheduler.scheduler.tree_cache
     if getattr(cache, "sampler", cache) is not None:
         return
@@ -84,12 +90,17 @@ def _watch(scheduler: Any) -> None:
 
 
 def _assert_watched(scheduler: Any) -> None:
+    from swift_tiers.sglang_ext.tell.kv_events import KvEvents
     from swift_tiers.sglang_ext.tell.sampler import Sampler
 
+    from .router import assert_known
+
+    if scheduler.router is not None:
+        assert_known(scheduler.router, scheduler.scheduler)
     if (linker := getattr(scheduler, "linker", None)) is not None:
         failed = [event.fields for event in linker.stack.events.since() if event.kind == "linker.error"]
-        of_sampler = [one for one in failed if hasattr(Sampler, one["where"]) and "injected" not in one["error"]]
-        assert not of_sampler, failed
+        of_watched = [one for one in failed if hasattr(Sampler, one["where"]) or hasattr(KvEvents, one["where"])]
+        assert all("injected" in one["error"] for one in of_watched), failed
 
 
 class SchedulerProcess:

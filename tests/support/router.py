@@ -1,0 +1,80 @@
+"""A router that goes by SGLang's KV events: what it knows of a server by them, and what makes no sense to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sglang.srt.disaggregation.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventPublisherFactory,
+    StorageMedium,
+)
+
+from swift_tiers.radix_tiering.table import kernels
+
+GPU, BENEATH = StorageMedium.GPU, StorageMedium.CPU
+
+
+class Router:
+    """A publisher of SGLang's. Two prefixes of other keys may have one hash, as SGLang makes them: so a
+    block may be stored several times, and has gone when it was removed as often."""
+
+    def __init__(self, **_: Any) -> None:
+        self.blocks: dict[str, Counter[int]] = {GPU: Counter(), BENEATH: Counter()}
+        self.batches: list[list[Any]] = []
+
+    def publish(self, batch: Any) -> None:
+        self.batches.append(list(batch.events))
+        for event in batch.events:
+            self._hear(event)
+
+    def _hear(self, event: Any) -> None:
+        if isinstance(event, AllBlocksCleared):
+            for blocks in self.blocks.values():
+                blocks.clear()
+            return
+        blocks = self.blocks[event.medium]
+        if isinstance(event, BlockStored):
+            assert len(event.token_ids) == len(event.block_hashes) * event.block_size, event
+            before = event.parent_block_hash
+            assert before is None or event.medium != BENEATH or before in blocks, f"nothing comes before {event}"
+            blocks.update(event.block_hashes)
+        else:
+            assert isinstance(event, BlockRemoved)
+            blocks.subtract(event.block_hashes)
+            if event.medium == BENEATH:
+                assert min(blocks.values(), default=0) >= 0, f"never stored: {event}"
+            self.blocks[event.medium] = +blocks
+
+    def shutdown(self) -> None:
+        """SGLang calls it."""
+
+
+def listening(arguments: list[str]) -> list[str]:
+    """The arguments of a server, which will tell a `Router` of its events if it is told of nobody else."""
+    if "--enable-swift-tiers" not in arguments or "--kv-events-config" in arguments:
+        return arguments
+    EventPublisherFactory.register_publisher("router", Router)
+    return [*arguments, "--kv-events-config", '{"publisher": "router"}']
+
+
+def router_of(scheduler: Any) -> Router | None:
+    """Of an SGLang `Scheduler`, if that rank tells of events."""
+    router = scheduler.kv_events_publisher.kv_event_publisher
+    return router if isinstance(router, Router) else None
+
+
+def assert_known(router: Router, scheduler: Any) -> None:
+    """It knows of what is beneath the device, and was told of, neither more nor less."""
+    scheduler.kv_events_publisher.publish_kv_events()
+    table = scheduler.tree_cache.linker.cache_linker.stack.table
+    with table.lock:
+        announced = table.announced
+        rows = announced._known.nonzero()[0]
+        flags = table._rows.words[rows, kernels.FLAGS]
+        assert (flags & (kernels.USED | kernels.DROPPED | kernels.TOLD) == kernels.USED | kernels.TOLD).all()
+        known = Counter(announced._numbers[rows].tolist()) + Counter(announced._left)
+    assert router.blocks[BENEATH] == known
