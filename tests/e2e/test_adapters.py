@@ -27,10 +27,12 @@ def adapters(site: Site) -> list[Path]:
 
 
 @contextmanager
-def begun(site: Site, *adapters: Path) -> Iterator[Any]:
+def begun(site: Site, ranks: int, *adapters: Path) -> Iterator[Any]:
     """A server that has these from its start."""
     flags = named(adapters) or ["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "qkv_proj"]
-    with site.server("adapters", *flags, tiers=site.tiers(), **WITH_ADAPTERS) as server:
+    if ranks > 1:
+        flags += ["--tp-size", str(ranks)]
+    with site.server(f"adapters{ranks}", *flags, tiers=site.tiers(), **WITH_ADAPTERS) as server:
         server.start()
         server.wait_ready(START_SECONDS)
         yield server
@@ -48,9 +50,14 @@ def below(details: dict[str, int]) -> int:
     return details.get("host", 0) + details.get("ssd", 0)
 
 
-def test_what_an_adapter_has_computed_is_found_however_it_is_named_or_loaded(site: Site, adapters: list[Path]) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_what_an_adapter_has_computed_is_found_however_it_is_named_or_loaded(
+    site: Site, adapters: list[Path], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     question = prompt(1)
-    with begun(site, *adapters[:1]) as server:
+    if ranks > 1:
+        monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    with begun(site, ranks, *adapters[:1]) as server:
         base, _ = generate(server, question)
         first, found = generate(server, question, lora_path=adapters[0].name)
         assert first != base
@@ -77,7 +84,7 @@ def test_what_an_adapter_has_computed_is_found_however_it_is_named_or_loaded(sit
         assert answer == second
         assert below(found), "loaded once more, it is what it was"
         fill_device(server, 3)
-    with begun(site) as server:
+    with begun(site, ranks) as server:
         answer, found = generate(server, question)
         assert answer == base
         assert below(found), "which adapters are given at a start is of no concern to the others"

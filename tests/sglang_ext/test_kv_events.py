@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored
 
-from support.router import BENEATH, GPU, assert_known
+from support.router import BENEATH, GPU, assert_known, blocks_of
 from support.scheduler_process import SchedulerProcess
 
 PAGE = 16
@@ -35,13 +35,6 @@ def fill_device(s, seed: int) -> None:
         s.settle()
 
 
-def blocks_of(s, token_ids: list[int]) -> list[int]:
-    """As SGLang names them: the beginning of the page's hash, which has no key."""
-    from sglang.srt.mem_cache.utils import get_hash_str, hash_str_to_int64
-
-    return [hash_str_to_int64(key) for key in get_hash_str(token_ids[: len(token_ids) // PAGE * PAGE], page_size=PAGE)]
-
-
 def known(s) -> dict[str, set[int]]:
     s.scheduler.kv_events_publisher.publish_kv_events()
     return {medium: set(blocks) for medium, blocks in s.router.blocks.items()}
@@ -51,7 +44,7 @@ def a_prefix_goes_down_and_comes_up(s) -> None:
     question = prompt(1, 330)
     s.generate(question)
     s.settle()
-    blocks = set(blocks_of(s, question))
+    blocks = set(blocks_of(question, PAGE))
     assert len(blocks) == 20
     assert blocks <= known(s)[GPU]
     assert not blocks & known(s)[BENEATH], "it is not told twice of what the device has"
@@ -105,7 +98,7 @@ def flushed(s) -> None:
     question = prompt(1, 330)
     s.generate(question)
     fill_device(s, 2)
-    assert set(blocks_of(s, question)) <= known(s)[BENEATH]
+    assert set(blocks_of(question, PAGE)) <= known(s)[BENEATH]
 
 
 def new_weights(s) -> None:
@@ -130,7 +123,7 @@ def keys_of_their_own(s) -> None:
         s.generate(question, extra_key=salt)
     fill_device(s, 6)
     s.scheduler.kv_events_publisher.publish_kv_events()
-    assert {s.router.blocks[BENEATH][block] for block in blocks_of(s, question)} == {3}
+    assert {s.router.blocks[BENEATH][block] for block in blocks_of(question, PAGE)} == {3}
     s.linker.stack.flush("all")
     s.settle()
     assert not known(s)[BENEATH]

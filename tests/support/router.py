@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
+import msgspec
+import zmq
 from sglang.srt.disaggregation.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventPublisherFactory,
+    KVEventBatch,
     StorageMedium,
 )
+from sglang.srt.mem_cache.utils import get_hash_str, hash_str_to_int64
 
 from swift_tiers.radix_tiering.table import kernels
 
@@ -51,6 +56,40 @@ class Router:
 
     def shutdown(self) -> None:
         """SGLang calls it."""
+
+
+class Subscriber:
+    """A `Router` that hears a server by ZeroMQ, as routers do; a context manager."""
+
+    def __init__(self, port: int) -> None:
+        self.router = Router()
+        self.arguments = (
+            "--kv-events-config",
+            json.dumps({"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "bind": True, "topic": "kv"}),
+        )
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.subscribe(b"kv")
+        self._socket.connect(f"tcp://127.0.0.1:{port}")
+        self._decoder = msgspec.msgpack.Decoder(KVEventBatch)
+
+    def knows(self, medium: str) -> set[int]:
+        """The blocks that the server has there, by all that has come so far."""
+        while self._socket.poll(0):
+            _, _, payload = self._socket.recv_multipart()
+            self.router.publish(self._decoder.decode(payload))
+        return set(self.router.blocks[medium])
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close(linger=0)
+
+
+def blocks_of(token_ids: list[int], page_tokens: int) -> list[int]:
+    """The whole pages of a prompt that has no key, as SGLang's events name them: by the beginning of a page's hash."""
+    end = len(token_ids) // page_tokens * page_tokens
+    return [hash_str_to_int64(key) for key in get_hash_str(token_ids[:end], page_size=page_tokens)]
 
 
 def listening(arguments: list[str]) -> list[str]:
