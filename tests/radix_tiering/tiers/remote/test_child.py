@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -287,10 +289,10 @@ def test_an_error_is_told_with_the_answer_and_logged_once(
 
 
 def test_no_more_are_let_in_than_there_are_places(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "MEET_SECONDS", 0.5)
     one = ranks(1)
     one.begin()
     assert isinstance(one.hear(0), EngineReady)
+    monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=count(0, 3).__next__, sleep=time.sleep))
     with pytest.raises(OSError, match="its 1 places are taken"):
         one.begin()
 
@@ -304,20 +306,23 @@ def descriptors() -> set[str]:
 def test_a_rank_that_cannot_be_let_in_leaves_its_place_and_no_descriptor(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "MEET_SECONDS", 0.5)
-    two, slots = ranks(2), child_process._slots
+    two = ranks(2)
     first = two.begin()
     assert isinstance(two.hear(0), EngineReady)
     before = descriptors()
 
+    times = [0.0]  # by which it is tried again
+
     def no_memory(*arguments: Any) -> Any:
+        times.append(2 * child_process.MEET_SECONDS)
         raise OSError("no memory is to be had")
 
-    monkeypatch.setattr(child_process, "_slots", no_memory)
-    with pytest.raises(OSError, match="no memory is to be had"):
-        two.begin()
+    with monkeypatch.context() as broken:
+        broken.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: times[-1], sleep=time.sleep))
+        broken.setattr(child_process, "_slots", no_memory)
+        with pytest.raises(OSError, match="no memory is to be had"):
+            two.begin()
     assert descriptors() == before
-    monkeypatch.setattr(child_process, "_slots", slots)
     assert two.begin().pid == first.pid
     assert isinstance(two.hear(1), EngineReady)
 
