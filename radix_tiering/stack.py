@@ -103,6 +103,7 @@ class TierStack:
         self.use_times = UseTimes()  # as of snapshots
         self.errands = ErrandThread(runner)
         self.closed = False
+        self.hung_threads = 0  # by whoever watches threads
         self.table = PageTable(
             host,
             eviction_policy(config.policy),

@@ -87,6 +87,8 @@ KINDS = {
     "ssd.not_opened": EventMeaning(Mark.WRONG, "what the devices have could not be read: they are out of service"),
     "ssd.recovered": EventMeaning(Mark.OK, "the pages on the devices were found again at the start"),
     "ssd.write_failed": EventMeaning(Mark.WARNING, "a page could not be written: it stays in memory only"),
+    "thread.goes_on": EventMeaning(Mark.OK, "a thread that hung goes on"),
+    "thread.hangs": EventMeaning(Mark.WRONG, "a thread has not got on for long: what needs it waits"),
     "thread.restarted": EventMeaning(Mark.WARNING, "a thread had died and was started again"),
     "tier.capped": EventMeaning(Mark.NOTE, "an operator has limited a tier"),
     "tiers.flushed": EventMeaning(Mark.NOTE, "pages of this server's namespace were forgotten"),

@@ -159,6 +159,14 @@ class Runner(ABC):
         """Let others go on for so long; 0: have their turn."""
 
 
+class _ThreadQueue(queue.SimpleQueue[Any]):
+    """Whoever waits for something to come is seen to wait here, as at a condition: see
+    `sglang_ext.tell.hang_watch`."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return super().get(block, timeout)
+
+
 class ThreadRunner(Runner):
     """Threads and time as they are."""
 
@@ -177,7 +185,7 @@ class ThreadRunner(Runner):
         return threading.Event()
 
     def queue(self) -> Queue:
-        return queue.SimpleQueue()
+        return _ThreadQueue()
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         return threading.Thread(target=target, name=name, daemon=True)

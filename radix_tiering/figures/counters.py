@@ -295,6 +295,10 @@ class StackFigures(Figures, Generic[Gap]):
     landing_used_pages: int | Gap = gauge("of these, in use or reserved")
     outgoing_pages: int | Gap = gauge("that outgoing memory on the GPU holds at most; 0 without any")
     outgoing_used_pages: int | Gap = gauge("of these, in use")
+    hung_threads: int | Gap = gauge(
+        "threads of swift-tiers, and SGLang's scheduler where it is in its code, that have not got on for ten seconds: "
+        "see events `thread.hangs`"
+    )
     remote_engine: str = text(
         "of the remote tier: `starting`, `asked`, `not asked` for a while, since it missed its deadlines or failed, or "
         "`cannot be opened`, and is tried again; empty without one"

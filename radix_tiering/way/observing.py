@@ -52,6 +52,8 @@ class Observed(Protocol):
     @property
     def events(self) -> EventLog: ...
     @property
+    def hung_threads(self) -> int: ...
+    @property
     def use_times(self) -> UseTimes: ...
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -85,6 +87,7 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
         write_queue_pages=backlog,
         landing_pages=landing.slots if landing is not None else 0,
         landing_used_pages=landing.used_slots if landing is not None else 0,
+        hung_threads=stack.hung_threads,
         events_emitted=stack.events.emitted,
         **details,
     )

@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 
 from ..tell.answers import RankAnswerer
 from ..tell.gpu_sampling import gpu_sampler
+from ..tell.hang_watch import HangWatch
 from ..tell.orders import Orders, expect, install
 from ..tell.sampler import Sampler
 from ..tell.telemetry import SchedulerTelemetry
@@ -33,6 +34,7 @@ class Reporting:
         self._scheduler = scheduler
         self._linker = linker
         self._stack = linker.stack
+        self.watch: HangWatch | None = self._try(self._watch_threads)
         sampler = self._try(self._sample)
         self.telemetry = SchedulerTelemetry(self._stack, sampler)
         self.answers = RankAnswerer(self._stack, sampler)
@@ -46,6 +48,8 @@ class Reporting:
         """Nothing is commanded any more: the tiers are about to be closed."""
         if self.orders is not None:
             self.orders.close()
+        if self.watch is not None:
+            self.watch.close()  # an end may wait for long
 
     def close(self) -> None:
         """Say the last, and end the threads. Idempotent."""
@@ -61,6 +65,12 @@ class Reporting:
             logger.exception("swift-tiers: going on without: %s", start.__doc__)
             self._stack.events.emit("reporting.failed", part=start.__doc__, error=repr(error))
             return None
+
+    def _watch_threads(self) -> HangWatch:
+        """a watch over threads that hang"""
+        watch = HangWatch(self._stack)
+        watch.start()
+        return watch
 
     def _sample(self) -> Sampler | None:
         """samples of requests and tree"""

@@ -12,8 +12,10 @@ from swift_tiers.ops.base.model import tiny_model
 
 from support.adapters_on_cpu import WITH_ADAPTERS, WITHOUT_CUDA, named, write_adapter
 from support.any_life import conversations, tiers_of_a_life
-from support.featured_life import FeaturedLife, LifeOfAdapters, LifeOfWeights, Truth
-from support.servers import START_SECONDS, Site
+from support.featured_life import FeaturedLife, LifeOfAdapters, LifeOfWeights, Truth, order
+from support.redis import wait_for
+from support.router import BENEATH, GPU, Subscriber
+from support.servers import START_SECONDS, Site, free_ports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
@@ -51,9 +53,13 @@ def test_whatever_is_asked_for_answers_are_right(tmp_path_factory: pytest.TempPa
     with ExitStack() as running:
         truth = Truth(site, running, models, adapters, **(WITH_ADAPTERS if adapters else {}))
         said = conversations(truth, draw)
-        flags = ["--enable-streaming-session", *kind.flags, *named(adapters)]
+        heard = running.enter_context(Subscriber(*free_ports(1)))
+        flags = ["--enable-streaming-session", *kind.flags, *named(adapters), *heard.arguments]
         server = site.server("life", *flags, tiers=tiers, **{"--max-total-tokens": "2560", **kind.options})
         running.enter_context(server)
         server.start()
         server.wait_ready(START_SECONDS)
         kind.life(site, server, said, draw, tiers, truth=truth).live(("host", "ssd"))
+        assert heard.knows(BENEATH), "a router heard nothing of what is beneath the device"
+        wait_for(lambda: not order(server, "/flush_cache", {}))  # requests that were left may run yet
+        wait_for(lambda: not (heard.knows(GPU) or heard.knows(BENEATH)))

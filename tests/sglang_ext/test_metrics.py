@@ -131,6 +131,7 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     say("landing_used_pages", snapshot.landing_used_pages)
     say("outgoing_pages", snapshot.outgoing_pages)
     say("outgoing_used_pages", snapshot.outgoing_used_pages)
+    say("hung_threads", snapshot.hung_threads)
     if snapshot.remote_engine_asked is not None:
         say("remote_engine_asked", snapshot.remote_engine_asked)
     for name in ("questions", "late", "errors", "lost", "bad"):

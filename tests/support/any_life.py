@@ -28,6 +28,8 @@ ROUNDS = 40
 ANSWER = 6
 #: A guard against hanging, not a measure: a request waits for its pages for 20 s at most.
 PATIENCE = 300
+#: What a server's log has of a thread that hangs.
+HUNG = "swift-tiers: the thread "
 #: Of a donor's pool.
 DONORS_TOKENS = 4096
 
@@ -121,6 +123,7 @@ class Life:
         # What lends to it, or what is asked for it, may have begun anew just now.
         assert wait_for(lambda: (self.one_round(), self.came_from(source))[1] or None, PATIENCE), self.happened
         assert not self.wrong, (self.wrong, self.happened)
+        assert HUNG not in self.server.log.read_text(errors="replace"), "a thread hung"
 
     # Clients
 

@@ -225,7 +225,7 @@ RANK: Fields = {
     "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "page_codec": "",
     "io_engine": "io_uring",
     "write_queue_pages": 3, "landing_pages": 0, "landing_used_pages": 0,
-    "outgoing_pages": 0, "outgoing_used_pages": 0,
+    "outgoing_pages": 0, "outgoing_used_pages": 0, "hung_threads": 0,
     "remote_engine": "", "remote_engine_asked": "", "remote_questions": 0, "remote_late": 0, "remote_errors": 0,
     "remote_lost": 0, "remote_bad": 0,
     "running_requests": 2, "waiting_requests": 1, "restores_started": 40,

@@ -68,6 +68,7 @@ class Subscriber:
             json.dumps({"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "bind": True, "topic": "kv"}),
         )
         self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.set_hwm(0)  # whoever misses one makes no sense of the rest
         self._socket.subscribe(b"kv")
         self._socket.connect(f"tcp://127.0.0.1:{port}")
         self._decoder = msgspec.msgpack.Decoder(KVEventBatch)

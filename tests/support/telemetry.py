@@ -147,6 +147,7 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         "write_queue_pages": 3,
         "landing_pages": 113,
         "landing_used_pages": 7,
+        "hung_threads": 1,
         "outgoing_pages": 32,
         "outgoing_used_pages": 5,
         "remote_engine": "asked",

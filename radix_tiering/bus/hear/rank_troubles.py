@@ -26,6 +26,13 @@ def rank_troubles(rank: RankView, period: Period | None = None) -> Iterator[Trou
             f"pages below the device are kept as {text(rank.page_codec)}, which is near what was computed",
             "`swift-tiers bench codec` says by how much; host.codec none keeps every byte",
         )
+    if rank.hung_threads:
+        yield Trouble(
+            Mark.WRONG,
+            rank,
+            f"{count(rank.hung_threads)} of its threads hang",
+            "see the events of kind thread.hangs: they say where, and the server's log says how it came there",
+        )
     if rank.failed_loads:
         yield Trouble(
             Mark.WRONG,
