@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,14 @@ class PeerSide:
             address=self.address,
             borrower=self.tier.service if self.tier is not None else None,
             lender=lambda: self.donation.lender if self.donation is not None else None,
+            counters=self._counters,
         )
+
+    def _counters(self) -> Iterator[Mapping[str, int]]:
+        if self._server is not None:
+            yield dict(self._server.counters)
+        if self.tier is not None:
+            yield {"faults": self.tier.faults}
 
     def close(self) -> None:
         """Return what is borrowed, take back what is lent. Waits a few recall bounds at most. Idempotent."""

@@ -448,6 +448,10 @@ def troubled(alpha: HandWritten, what: str) -> None:
         alpha.client.delete(alpha.key("rank"))
     elif what == "failed loads":
         alpha.hash("rank", {**RANK, "failed_loads": 3})
+    elif what == "hung threads":
+        alpha.hash("rank", {**RANK, "hung_threads": 2})
+    elif what == "another release":
+        alpha.hash("rank", {**RANK, "lend_other_releases": 7, "lend_faults": 1})
     elif what == "short restores":
         alpha.hash("rank", {**RANK, "restores_expired": 8, "restores_cut_short": 2})
     elif what == "late restores":
@@ -510,6 +514,8 @@ def troubled(alpha: HandWritten, what: str) -> None:
         ("late", "servers", "warning", "has said nothing for 3"),  # 30 s, and what it takes until somebody looks
         ("skewed", "servers", "warning", "its clock is 1 h behind Redis'"),
         ("rank gone", "servers", "WRONG", "its rank dp0-tp0 says nothing"),
+        ("hung threads", "servers", "WRONG", "2 of its threads hang"),
+        ("another release", "servers", "warning", "7 letters came from servers of another release"),
         ("failed loads", "servers", "WRONG", "3 copies to the device failed"),
         ("short restores", "servers", "warning", "10 of 40 restores gave less than was found (8 ran out of time)"),
         ("late restores", "servers", "warning", "9 of 40 restores fell behind their estimates"),

@@ -238,6 +238,7 @@ RANK: Fields = {
     "links": "device-host,host-device,host-ssd,ssd-host", "lease_address": "", "lease_scope": "", "lent_bytes": "",
     "lendable_bytes": "", "lend_limit_bytes": "",
     "lend_window_seconds": "", "lend_peak_bytes": "", "lends_to": "", "borrowed_bytes": "", "borrows_from": "",
+    "lend_ignored": "", "lend_other_releases": "", "lend_faults": "",
 }  # fmt: skip
 LENDING: Fields = {
     "links": "device-host,host-device,host-ssd,ssd-host,peer-host,host-peer,beta.dp0-tp0-host,host-beta.dp0-tp0",

@@ -270,6 +270,9 @@ def leases(own: str = "alpha.dp0-tp0", **changes: Any) -> LeaseSnapshot:
         "limit_bytes": 2**30,
         "window_seconds": 60.0,
         "peak_bytes": 2**28,
+        "lend_ignored": 5,
+        "lend_other_releases": 3,
+        "lend_faults": 1,
     }
     return LeaseSnapshot(**{**fields, **changes})
 

@@ -43,6 +43,9 @@ def lease_sums(leases: LeaseSnapshot | None, scope: Scope) -> dict[str, float | 
         "lends_to": ",".join(partners(leases.lent, leases.name)),
         "borrowed_bytes": leases.borrowed_bytes,
         "borrows_from": ",".join(partners(leases.borrowed, leases.name)),
+        "lend_ignored": leases.lend_ignored,
+        "lend_other_releases": leases.lend_other_releases,
+        "lend_faults": leases.lend_faults,
     }
 
 

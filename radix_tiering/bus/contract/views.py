@@ -105,6 +105,15 @@ class LendingFigures(Figures, Generic[Gap]):
     )  # lease names: SERVER.RANK
     borrowed_bytes: int | Gap = gauge("of others' memory", series=Series("borrowed_bytes"))
     borrows_from: tuple[str, ...] = several("names of the keys `borrowed:DONOR`, likewise", NAMES)
+    lend_ignored: int | Gap = counter(
+        "letters and connections that were ignored: of other users, of processes that had ended, garbled, or too large",
+        series=Series("lend_ignored"),
+    )
+    lend_other_releases: int | Gap = counter(
+        "those of servers of another release of swift-tiers, which neither lend to this one nor borrow from it",
+        series=Series("lend_other_releases"),
+    )
+    lend_faults: int | Gap = counter("errors of swift-tiers in lending or borrowing", series=Series("lend_faults"))
 
 
 class RankView(

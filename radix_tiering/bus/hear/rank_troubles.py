@@ -57,11 +57,32 @@ def rank_troubles(rank: RankView, period: Period | None = None) -> Iterator[Trou
             "Redis was away, or too slow",
             counted=rank.events_lost,
         )
+    yield from _lending_troubles(rank)
     if rank.lend_limit_bytes is not None:
         yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
     if rank.publish_failures:
         yield Trouble(
             Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=rank.publish_failures
+        )
+
+
+def _lending_troubles(rank: RankView) -> Iterator[Trouble]:
+    if rank.lend_other_releases:
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"{count(rank.lend_other_releases)} letters came from servers of another release, which neither lend to it "
+            "nor borrow from it",
+            "run one release of swift-tiers on a machine",
+            counted=rank.lend_other_releases,
+        )
+    if rank.lend_faults:
+        yield Trouble(
+            Mark.WARNING,
+            rank,
+            f"{count(rank.lend_faults)} errors of swift-tiers in lending or borrowing",
+            "please report them: they are in the server's log",
+            counted=rank.lend_faults,
         )
 
 

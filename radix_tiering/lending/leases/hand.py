@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,10 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None = None  # the most that is lent, set by an operator
     window_seconds: float | None = None  # over which the rank's own demand counts; None: it does not lend
     peak_bytes: int | None = None  # that its own requests needed at most at one time, within that
+    #: So far: letters and connections that were ignored, those of servers of another release, and errors of ours.
+    lend_ignored: int = 0
+    lend_other_releases: int = 0
+    lend_faults: int = 0
 
     @property
     def lent_bytes(self) -> int:
@@ -58,15 +63,17 @@ class LeaseHand:
         address: str = "",
         borrower: LeaseService | None = None,
         lender: Callable[[], OperatedLender | None] = lambda: None,
+        counters: Callable[[], Iterable[Mapping[str, int]]] = tuple,
     ) -> None:
         """`name`: of the rank, as leases call it, SERVER.RANK. `service` lends at `address`, `borrower` borrows, which
         may be the same one. `lender`: who decides how much `service` lends, once there is somebody, and is told what
-        was done to it."""
+        was done to it. `counters`: of those who move pages, by the names that `LeaseService.counters` has."""
         self.name = name
         self._service = service
         self._address = address if service is not None else ""
         self._services = tuple(dict.fromkeys(one for one in (service, borrower) if one is not None))
         self._lender = lender
+        self._counters = counters
 
     @property
     def lends(self) -> bool:
@@ -76,6 +83,9 @@ class LeaseHand:
     def snapshot(self) -> LeaseSnapshot:
         """What is lent and borrowed now."""
         leases, service, lender = self.leases(), self._service, self._lender()
+        counted: Counter[str] = Counter()
+        for counters in (*(one.counters for one in self._services), *self._counters()):
+            counted.update(counters)
         return LeaseSnapshot(
             name=self.name,
             address=self._address,
@@ -85,6 +95,9 @@ class LeaseHand:
             limit_bytes=service.limit_bytes if service is not None else None,
             window_seconds=lender.window_seconds if lender is not None else None,
             peak_bytes=lender.peak_bytes if lender is not None else None,
+            lend_ignored=counted["strangers"] + counted["garbled"] + counted["oversized"],
+            lend_other_releases=counted["other version"],
+            lend_faults=counted["faults"],
         )
 
     def leases(self) -> list[LeaseView]:

@@ -169,6 +169,11 @@ class PeerTier(LentMemory):
         """What is borrowed at most."""
         return self._limit_bytes
 
+    @property
+    def faults(self) -> int:
+        """Errors of ours, which were logged."""
+        return self._worker.copier.faults
+
     def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
         """Free places, each of the donor with the smallest share in use."""
         return as_many_as_free(lambda length: self._book.reserve(), lengths)

@@ -145,3 +145,12 @@ def test_who_lends_nothing_has_nothing_to_recall(both: Both) -> None:
     for act in (both.borrowing.recall, lambda: both.borrowing.pin(1, True), lambda: both.borrowing.cap(None)):
         with pytest.raises(ValueError, match="does not lend"):
             act()
+
+
+def test_it_says_what_was_ignored_of_whoever_wrote_it(both: Both) -> None:
+    of_pages = {"garbled": 2, "other version": 3, "faults": 1, "stored": 9}
+    hand = LeaseHand(LENDER, service=both.donor, address=both.address, counters=lambda: [of_pages, {"faults": 1}])
+    both.donor._wire.counters.update({"strangers": 4, "oversized": 1, "other version": 1})
+    said = hand.snapshot()
+    assert (said.lend_ignored, said.lend_other_releases, said.lend_faults) == (7, 4, 2)
+    assert both.borrowing.snapshot().lend_ignored == 0
