@@ -8,7 +8,7 @@ in the order in which pages come and go.
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import islice
 
 import numpy as np
 
@@ -21,7 +21,8 @@ class Announced:
 
     def __init__(self, rows: PageRows) -> None:
         self._rows = rows
-        self._left: deque[int] = deque()
+        #: Numbers of those that have left and of which nobody was told so yet, in order, and of how many pages.
+        self._left: dict[int, int] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -34,7 +35,8 @@ class Announced:
 
     def tell(self, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The pages in these rows, a part of a chain that is here, are told of by these numbers, int64. Which of them
-        were not known yet: bool. None is, where the page before them is not known: no page is without its prefix."""
+        were not known yet: bool. None is, where the page before them is not known: no page is without its prefix. One
+        that had left, and is back before anybody was told so, is known still."""
         words = self._rows.words
         if not len(rows) or not self._follow(words, rows[0]):
             return np.zeros(len(rows), np.bool_)
@@ -44,7 +46,17 @@ class Announced:
         self._known[rows] = True
         self._numbers[rows[fresh]] = numbers[fresh]
         words[rows, kernels.FLAGS] |= kernels.TOLD
+        if self._left:
+            for at in np.flatnonzero(fresh).tolist():
+                fresh[at] = not self._come_back(int(numbers[at]))
         return fresh
+
+    def _come_back(self, number: int) -> bool:
+        """Whether a page of this number was to be told of as gone: it is not."""
+        pages = self._left.pop(number, 0)
+        if pages > 1:
+            self._left[number] = pages - 1
+        return pages > 0
 
     def _follow(self, words: np.ndarray, first: int) -> bool:
         before = words[first, kernels.PARENT]
@@ -59,11 +71,19 @@ class Announced:
         """The page in this row, which has the mark, has left."""
         if self.knows(row):
             self._known[row] = False
-            self._left.append(int(self._numbers[row]))
+            number = int(self._numbers[row])
+            self._left[number] = self._left.get(number, 0) + 1
+
+    @property
+    def some_left(self) -> bool:
+        """Whether `take_left` has something. A hint without the lock."""
+        return bool(self._left)
 
     def take_left(self, most: int) -> list[int]:
-        """The numbers of up to `most` that have left, and of which nobody was told so yet, in order."""
-        return [self._left.popleft() for _ in range(min(most, len(self._left)))]
+        """Up to `most` numbers of pages that have left, and of which nobody was told so yet, in order; one of several
+        pages as often."""
+        numbers = list(islice(self._left, most))
+        return [number for number in numbers for _ in range(self._left.pop(number))]
 
 
 def _longer(array: np.ndarray, length: int) -> np.ndarray:

@@ -94,9 +94,9 @@ class KvEvents:
                 told += self._beneath(event)
             else:
                 told.append(event)
-        with self.stack.table.lock:
-            left = self.stack.table.announced.take_left(MOST_LEFT)
-        if left:
+        if self.stack.table.announced.some_left:
+            with self.stack.table.lock:
+                left = self.stack.table.announced.take_left(MOST_LEFT)
             told.append(BlockRemoved(block_hashes=left, medium=BENEATH))
         return told
 
