@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from swift_tiers.sglang_ext.tell.hang_watch import LOOKS, HangWatch
 
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
+from support.servers import prompt
 
 #: Looks at threads that do not hang.
 MANY = 5 * LOOKS
@@ -103,7 +103,7 @@ def test_a_lock_that_nobody_gives_back_is_a_hang(world: World) -> None:
 
 def test_who_waits_for_work_computes_or_goes_on_does_not_hang(world: World) -> None:
     flag, condition, queue, poller = THREADS.flag(), THREADS.condition(), THREADS.queue(), THREADS.poller()
-    over = threading.Event()
+    over, turns = threading.Event(), [0]
 
     def wait() -> None:
         with condition:
@@ -115,6 +115,7 @@ def test_who_waits_for_work_computes_or_goes_on_does_not_hang(world: World) -> N
 
     def look_about() -> None:
         while not over.is_set():
+            turns[0] += 1
             time.sleep(0.0001)
 
     def compute() -> None:
@@ -127,7 +128,10 @@ def test_who_waits_for_work_computes_or_goes_on_does_not_hang(world: World) -> N
     world.thread("swift-poller", lambda: poller.poll(100.0), poller.wake)
     world.thread("ssd-io", look_about, over.set)
     world.thread("ssd-code-0", compute, over.set)
-    world.look(MANY)
+    for _ in range(MANY):
+        until = turns[0] + 3
+        wait_for(lambda until=until: turns[0] >= until)  # who goes on by and by has done so since the last look
+        world.look()
     assert world.told() == []
 
 
@@ -172,7 +176,8 @@ def test_it_ends_with_its_thread(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 def watched(s) -> tuple[HangWatch, Callable[[], list[dict]]]:
     """A watch that looks when it is told to, and what it has told."""
-    s.linker.reporting and s.linker.reporting.watch.close()
+    if s.linker.reporting is not None:
+        s.linker.reporting.watch.close()
     events = s.linker.stack.events
     watch, begun = HangWatch(s.linker.stack), events.emitted
     return watch, lambda: [one.fields for one in events.since(begun) if one.kind == "thread.hangs"]
@@ -182,7 +187,7 @@ def nobody_hangs(s) -> set[str]:
     """Neither at work nor without any; the threads that were looked at."""
     watch, told = watched(s)
     for seed in range(6):
-        s.generate(random.Random(seed).choices(range(1, 250), k=700))
+        s.generate(prompt(seed))
         watch.look()
     s.settle()
     for _ in range(LOOKS + 2):
@@ -207,7 +212,7 @@ def who_waits_for_a_lock_hangs(s) -> tuple[list[dict], list[dict]]:
     looker = threading.Thread(target=looks)
     looker.start()
     try:
-        s.generate(random.Random(77).choices(range(1, 250), k=700))
+        s.generate(prompt(77))
     finally:
         looker.join()
     wait_for(lambda: watch.look() or not s.linker.stack.hung_threads)
