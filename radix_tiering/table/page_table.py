@@ -39,6 +39,7 @@ from . import directory, kernels
 from .announced import Announced
 from .held_page import Book, Page
 from .kernels import (
+    ANY_WHOLE,
     BATCH,
     BITS,
     CHILD,
@@ -247,9 +248,9 @@ class PageTable:
         fresh = np.zeros(len(keys), np.bool_)
         if root is not None and keys:
             rows = np.empty(len(keys), np.int64)
-            held = kernels.probe(*self._rows.state, root, as_keys(keys))
-            found = kernels.find_chain(*self._rows.state, root, as_keys(keys[:held]), rows) if held else 0
-            fresh[:found] = self.announced.tell(rows[:found], np.array(numbers[:found], np.int64))
+            rows = rows[: kernels.find_chain(*self._rows.state, root, as_keys(keys), rows)]
+            held = leading(self._rows.words[rows, TIERS] & ANY_WHOLE != 0)
+            fresh[:held] = self.announced.tell(rows[:held], np.array(numbers[:held], np.int64))
         return fresh.tolist()
 
     def is_announced(self, namespace: bytes, key: bytes) -> bool:

@@ -36,7 +36,7 @@ _loaded: LoadedFiles | None = None
 
 
 def begin_loading(server_args: Any, mode: Literal["content", "full"]) -> None:
-    """Look at what the model is loaded from. To be called before they are; waits for nothing."""
+    """Look at what the model is loaded from. To be called before it is; waits for nothing."""
     global _loaded
     view = resolved(server_args)
     _loaded = LoadedFiles(sources_of(view), content_names(mode), list(_settings_of(view).values()))

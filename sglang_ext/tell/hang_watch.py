@@ -45,7 +45,11 @@ class _Seen:
     name: str
     steps: int  # how often it has waited, or had to, by then
     looks: int = 0  # since
-    is_told: bool = False
+
+    @property
+    def hangs(self) -> bool:
+        """Which has been told, too."""
+        return self.looks >= LOOKS
 
 
 class HangWatch:
@@ -84,19 +88,18 @@ class HangWatch:
                 continue
             seen[number] = self._look_at(self._seen.get(number), name, number, frame)
         self._seen = seen
-        self._stack.hung_threads = sum(one.is_told for one in seen.values())
+        self._stack.hung_threads = sum(one.hangs for one in seen.values())
 
     def _look_at(self, before: _Seen | None, name: str, number: int, frame: FrameType) -> _Seen:
         steps = _steps(number)
         place = _place(frame, of_sglang=name == SCHEDULER)
         if before is None or before.name != name or place is None or steps is None or steps != before.steps:
-            if before is not None and before.is_told:
+            if before is not None and before.hangs:
                 self._stack.events.emit("thread.goes_on", thread=before.name)
                 logger.warning("swift-tiers: the thread %s, which hung, goes on", before.name)
             return _Seen(name, -1 if steps is None else steps)
         before.looks += 1
         if before.looks == LOOKS:
-            before.is_told = True
             seconds = LOOKS * LOOK_SECONDS
             self._stack.events.emit("thread.hangs", thread=name, seconds=seconds, at=_words(place))
             logger.error(

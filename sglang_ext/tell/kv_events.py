@@ -60,9 +60,9 @@ class KvEvents:
         namespace = self._namespace()
         if namespace is None or self._is_over or self._is_told(namespace, node_id):
             return
-        (path,) = self._core.collect_path_info((node_id,))
-        untold: list[int] = []
-        for node in reversed(path):
+        ((*before, _),) = self._core.collect_path_info((node_id,))
+        untold = [node_id]
+        for node in reversed(before):
             if self._is_told(namespace, node.node_id):
                 break  # and so is all before it
             untold.append(node.node_id)

@@ -12,7 +12,7 @@ from swift_tiers.ops.base.model import tiny_model
 
 from support.adapters_on_cpu import WITH_ADAPTERS, WITHOUT_CUDA, named, write_adapter
 from support.any_life import conversations, tiers_of_a_life
-from support.featured_life import FeaturedLife, LifeOfAdapters, LifeOfWeights, Truth, order
+from support.featured_life import FeaturedLife, LifeOfAdapters, LifeOfWeights, Truth
 from support.redis import wait_for
 from support.router import BENEATH, GPU, Subscriber
 from support.servers import START_SECONDS, Site, free_ports
@@ -59,7 +59,8 @@ def test_whatever_is_asked_for_answers_are_right(tmp_path_factory: pytest.TempPa
         running.enter_context(server)
         server.start()
         server.wait_ready(START_SECONDS)
-        kind.life(site, server, said, draw, tiers, truth=truth).live(("host", "ssd"))
+        life = kind.life(site, server, said, draw, tiers, truth=truth)
+        life.live(("host", "ssd"))
         assert heard.knows(BENEATH), "a router heard nothing of what is beneath the device"
-        wait_for(lambda: not order(server, "/flush_cache", {}))  # requests that were left may run yet
+        wait_for(life.flush_cache)  # requests that were left may run yet
         wait_for(lambda: not (heard.knows(GPU) or heard.knows(BENEATH)))

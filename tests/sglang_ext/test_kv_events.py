@@ -15,15 +15,12 @@ from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored
 
 from support.router import BENEATH, GPU, assert_known, blocks_of
 from support.scheduler_process import SchedulerProcess
+from support.servers import prompt
 
 PAGE = 16
 DEVICE_TOKENS = 2048
 #: 256 pages of the tiny model.
 HOST = "4MiB"
-
-
-def prompt(seed: int, tokens: int = 700) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 # ---- in the scheduler's process ----

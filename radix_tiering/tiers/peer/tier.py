@@ -280,7 +280,7 @@ class PeerTier(LentMemory):
             outgoing_bytes=self._outgoing.size_bytes if self._outgoing is not None else 0,
             reads=dict(worker.copier.reads),
             writes=dict(worker.copier.writes),
-            faults=worker.copier.faults,
+            faults=self.faults,
             donors=tuple(donors),
         )
 
