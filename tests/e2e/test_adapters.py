@@ -72,7 +72,7 @@ def test_what_an_adapter_has_computed_is_found_however_it_is_named_or_loaded(
         assert generate(server, question, lora_path="again")[0] == second
         # Another one of a name that was there, and at its place.
         unload(server, "again")
-        changed = site.root / "changed"
+        changed = site.root / f"changed{ranks}"
         shutil.copytree(adapters[2], changed)
         load(server, "again", changed)
         third, found = generate(server, question, lora_path="again")
