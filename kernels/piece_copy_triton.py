@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .launch import COUNT_LIMIT, launch, programs_for
+from .pool_planes import uploaded
 
 #: Bytes that a program has under way: with 128 threads, four accesses of 16 bytes each.
 TILE_BYTES = 8192
@@ -65,10 +66,7 @@ def copy_pieces_triton(source: torch.Tensor, target: torch.Tensor, pieces: np.nd
     share = -(-int(pieces[:, 2].sum()) // (most * _TURNS))
     chunks = cut(pieces, min(CHUNK_BYTES, -(-share // TILE_BYTES) * TILE_BYTES))
     for start in range(0, len(chunks), COUNT_LIMIT):
-        some = torch.from_numpy(chunks[start : start + COUNT_LIMIT])
-        if device.type == "cuda":
-            # Pageable memory would be copied with a wait for all that the stream has to do before.
-            some = some.pin_memory().to(device, non_blocking=True)
+        some = uploaded(torch.from_numpy(chunks[start : start + COUNT_LIMIT]), device)
         launch(copy_chunks, device, min(len(some), most), source, target, some, len(some), **CONSTANTS)
 
 

@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.allocator import (
     TokenToKVPoolAllocator,
 )
 
+from swift_tiers.kernels.pool_planes import uploaded
 from swift_tiers.radix_tiering.lending.donation.extents import Span
 from swift_tiers.radix_tiering.lending.donation.free_spans import FreeSpans
 
@@ -81,7 +82,7 @@ class LendingAllocator(BaseTokenToKVPoolAllocator):
 
     def _list_of(self, pages: np.ndarray) -> torch.Tensor:
         """Pages as SGLang keeps them."""
-        return torch.from_numpy(pages).to(self.device)
+        return uploaded(torch.from_numpy(pages), torch.device(self.device))
 
     def _append(self, pages: np.ndarray) -> None:
         """The whole list is copied: to be called once for all pages that come at one time."""

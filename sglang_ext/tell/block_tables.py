@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .on_the_way import Passing
+from swift_tiers.kernels.pool_planes import uploaded
+
+from .on_the_way import OnTheWay
 
 #: Pages that are read in one sampling, of all requests together; those of further requests are left out.
 MOST_PAGES = 131_072
@@ -28,15 +30,11 @@ class TableRow(NamedTuple):
 class TablesOnTheWay:
     """Tables of several requests, as they were when the read was queued. Any thread."""
 
-    def __init__(self, slots: torch.Tensor, counts: np.ndarray, page_size: int, copied: Passing | None) -> None:
+    def __init__(self, slots: OnTheWay, counts: np.ndarray, page_size: int) -> None:
         self._slots = slots
         self._counts = counts
         self._page_size = page_size
-        self._copied = copied
-
-    def ready(self) -> bool:
-        """Whether the device has copied them by now."""
-        return self._copied is None or self._copied.passed()
+        self.ready = slots.ready  # whether the device has copied them by now
 
     def tables(self) -> list[Table]:
         """One for each row that was asked for, in order; only once they are `ready`."""
@@ -74,10 +72,5 @@ def read_tables(req_to_token: torch.Tensor, rows: Sequence[TableRow], page_size:
     # Of every page the place of its first token in the flattened array.
     places = np.arange(int(counts.sum()), dtype=np.int64) * page_size
     places += np.repeat(numbers * req_to_token.shape[1] - starts * page_size, counts)
-    flat = req_to_token.view(-1)
-    if req_to_token.device.type == "cpu":
-        return TablesOnTheWay(flat.index_select(0, torch.from_numpy(places)), counts, page_size, None)
-    asked = torch.from_numpy(places).pin_memory().to(req_to_token.device, non_blocking=True)
-    slots = torch.empty(len(places), dtype=req_to_token.dtype, pin_memory=True)
-    slots.copy_(flat.index_select(0, asked), non_blocking=True)
-    return TablesOnTheWay(slots, counts, page_size, Passing(req_to_token.device))
+    slots = req_to_token.view(-1).index_select(0, uploaded(torch.from_numpy(places), req_to_token.device))
+    return TablesOnTheWay(OnTheWay(slots), counts, page_size)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from swift_tiers.kernels.pool_planes import uploaded
 from swift_tiers.radix_tiering.base.slot_map import SlotState, TierMap
 from swift_tiers.radix_tiering.figures.telemetry import NoAnswer
 from swift_tiers.radix_tiering.restore.flight import Unit
@@ -184,10 +185,7 @@ def _first_slots(req_to_token: torch.Tensor, stretches: list[RowStretch], page_s
     places = np.arange(int(counts.sum()), dtype=np.int64) * page_size
     begins = np.array([one.row * req_to_token.shape[1] + one.first * page_size for one in stretches], np.int64)
     places += np.repeat(begins - starts * page_size, counts)
-    asked = torch.from_numpy(places)
-    if req_to_token.device.type != "cpu":
-        asked = asked.pin_memory().to(req_to_token.device, non_blocking=True)
-    return req_to_token.view(-1).index_select(0, asked)
+    return req_to_token.view(-1).index_select(0, uploaded(torch.from_numpy(places), req_to_token.device))
 
 
 def _locked_by_offloads(cache: Any, core: Any) -> tuple[torch.Tensor | None, bool]:
