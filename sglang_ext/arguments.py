@@ -97,7 +97,7 @@ def check_model_arguments(server_args: Any, previous: Any) -> None:
         check_model(model_config_of(server_args), config)
     previous(server_args)
     with _refusing(server_args):
-        check_windows(view, model_config_of(server_args), config)
+        check_windows(server_args, view, model_config_of(server_args), config)
 
 
 def check_modes_arguments(server_args: Any, previous: Any) -> None:

@@ -62,10 +62,16 @@ def _remedy(kvcache: Any, whose: str) -> str:
 def attention_pool(kvcache: Any) -> Any:
     """The pool of the layers that keep KV of all tokens: SGLang's `kvcache`, or the part of it beside which others keep
     states, or KV of the last tokens alone."""
-    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-    return kvcache.full_kv_pool if type(kvcache) in (HybridLinearKVPool, SWAKVPool) else kvcache
+    return kvcache.full_kv_pool if type(kvcache) is SWAKVPool else without_states(kvcache)
+
+
+def without_states(kvcache: Any) -> Any:
+    """SGLang's `kvcache`, or the part of it beside which others keep states."""
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+    return kvcache.full_kv_pool if type(kvcache) is HybridLinearKVPool else kvcache
 
 
 def attention_allocator(allocator: Any) -> Any:

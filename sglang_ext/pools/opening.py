@@ -24,6 +24,7 @@ from .kept import (
     state_layers,
     window_layers,
     window_pool,
+    without_states,
 )
 from .states import StatePool
 from .supported import OTHER_DRAFT, drafts_by_model
@@ -38,17 +39,11 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     states, window = state_layers(params), window_pool(params)
     pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, draft_pools(params))
-    if states or window is not None:
-        if pool.drafts:
-            raise ConfigError(
-                "--speculative-algorithm: a model drafts for one that keeps states, or KV of windows in a pool of "
-                "their own, which is not supported so far; use NGRAM, or remove it"
-            )
-        if states and window is not None:
-            raise ConfigError(
-                "--enable-swift-tiers: the model keeps states and KV of windows beside each other, which is not "
-                "supported: remove the flag"
-            )
+    if states and window is not None:
+        raise ConfigError(
+            "--enable-swift-tiers: the model keeps states and KV of windows beside each other, which is not "
+            "supported: remove the flag"
+        )
     page_bytes, accelerator = pool.geometry.page_bytes, pool.accelerator
     if accelerator is not None and forward_stream is not None:
         accelerator.keep_clear_of(forward_stream)
@@ -86,11 +81,17 @@ def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequ
 def draft_pools(params: Any) -> tuple[Any, ...]:
     """The KV pools of the models that draft, whose rows lie at the slots of the model's; none where nothing drafts by a
     model. `params`: SGLang's `CacheInitParams`. Raises ConfigError where there is a draft whose KV SGLang does not tell
-    of."""
+    of, or one that keeps states of its own."""
     from sglang.srt.runtime_context import get_spec
 
-    pools = (*params.mtp_draft_device_pools, *params.sidecar_draft_device_pools)
+    # A layer that predicts further tokens of a model with states has none itself, but is in a pool of that kind.
+    pools = (*map(without_states, params.mtp_draft_device_pools), *params.sidecar_draft_device_pools)
     algorithm = get_spec().speculative_algorithm
+    if params.mtp_draft_mamba_pools:
+        raise ConfigError(
+            f"--speculative-algorithm: the draft of {algorithm} keeps states of its own, which is not supported; "
+            f"{OTHER_DRAFT}"
+        )
     if drafts_by_model(algorithm) and not pools:
         raise ConfigError(
             f"--speculative-algorithm: {algorithm} keeps the KV of its draft where the tiers cannot reach it, which is "

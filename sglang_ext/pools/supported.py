@@ -175,7 +175,7 @@ def _keeps_several_kinds(model_config: Any) -> bool:
     )
 
 
-def check_windows(view: Any, model_config: Any, config: TiersConfig) -> None:
+def check_windows(server_args: Any, view: Any, model_config: Any, config: TiersConfig) -> None:
     """`view`: SGLang's arguments, adjusted to the model: for some it keeps all KV by itself. Raises ConfigError."""
     if not model_config.is_hybrid_swa or view.disable_hybrid_swa_memory:
         return
@@ -184,10 +184,10 @@ def check_windows(view: Any, model_config: Any, config: TiersConfig) -> None:
         f"{_name(model_config)} keeps the KV of layers with a sliding window in a pool of their own",
         PLAIN_WINDOWS,
     )
-    if drafts_by_model(view.speculative_algorithm):
+    if drafts_by_model(view.speculative_algorithm) and draft_config_of(server_args, view).is_hybrid_swa:
         raise ConfigError(
-            f"--speculative-algorithm: a model drafts for {_name(model_config)}, which keeps the KV of layers with a "
-            f"sliding window in a pool of their own, and that is not supported so far; use NGRAM, or {PLAIN_WINDOWS}"
+            f"--speculative-algorithm: what drafts for {_name(model_config)} keeps KV of windows itself, which is not "
+            f"supported; {OTHER_DRAFT}, or {PLAIN_WINDOWS}"
         )
 
 

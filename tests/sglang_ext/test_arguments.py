@@ -255,7 +255,7 @@ def test_models_and_modes(model, models):
             models["own pool"],
             *donor,
         ],
-        "--speculative-algorithm: a model drafts for TinyWindowedForCausalLM": [
+        "--speculative-algorithm: what drafts for TinyWindowedForCausalLM keeps KV of windows itself": [
             *on,
             models["own pool"],
             "--speculative-algorithm",

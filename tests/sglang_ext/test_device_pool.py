@@ -183,7 +183,7 @@ def test_a_draft_whose_memory_is_not_told_of_is_refused(monkeypatch: pytest.Monk
 
     spec = SimpleNamespace(speculative_algorithm="FROZEN_KV_MTP")
     monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
-    params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=())
+    params = SimpleNamespace(mtp_draft_device_pools=(), sidecar_draft_device_pools=(), mtp_draft_mamba_pools=())
     with pytest.raises(ConfigError, match="FROZEN_KV_MTP keeps the KV of its draft where the tiers cannot reach it"):
         draft_pools(params)
     for algorithm in (None, "NGRAM"):
@@ -192,6 +192,25 @@ def test_a_draft_whose_memory_is_not_told_of_is_refused(monkeypatch: pytest.Monk
     spec.speculative_algorithm = "EAGLE"
     params.sidecar_draft_device_pools = ("a draft's",)
     assert draft_pools(params) == ("a draft's",)
+
+
+def test_a_draft_that_has_no_states_may_be_in_a_pool_that_could_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SGLang keeps the layer of Qwen3-Next that predicts further tokens; another model's states are not kept."""
+    from sglang.srt import runtime_context
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+    from swift_tiers.sglang_ext.pools.opening import draft_pools, open_device_pool
+
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: SimpleNamespace(speculative_algorithm="EAGLE"))
+    hybrid = HybridLinearKVPool.__new__(HybridLinearKVPool)
+    hybrid.full_kv_pool = grouped_pool(1)
+    params = SimpleNamespace(mtp_draft_device_pools=(hybrid,), sidecar_draft_device_pools=(), mtp_draft_mamba_pools=())
+    assert draft_pools(params) == (hybrid.full_kv_pool,)
+    params.mtp_draft_mamba_pools = ("of its own",)
+    with pytest.raises(ConfigError, match="the draft of EAGLE keeps states of its own, which is not supported; use a"):
+        draft_pools(params)
+    with pytest.raises(ConfigError, match="the draft's KV pool is a HybridLinearKVPool"):
+        open_device_pool(grouped_pool(3), 16, drafts=[hybrid])
 
 
 def pool_of(kind: str) -> tuple[DevicePool, list[list[torch.Tensor]]]:

@@ -17,6 +17,7 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
+from support import states_on_cpu
 from support.landing_server import arguments as landing_arguments
 from support.landing_server import landing_pool, lent_alone
 from support.models import tiny_gemma, tiny_hybrid
@@ -341,15 +342,8 @@ def turns_sent_from(s, place: str) -> list[tuple[bool, int]]:
 
 KINDS = {
     "windows": (partial(tiny_gemma, own_pool=True), {}, []),
-    "states": (
-        tiny_hybrid,
-        {"SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1"},
-        [
-            "--mamba-radix-cache-strategy", "extra_buffer", "--max-mamba-cache-size", "48",
-            "--mamba-track-interval", "64",
-        ],
-    ),
-}  # fmt: skip
+    "states": (tiny_hybrid, states_on_cpu.ENVIRONMENT, states_on_cpu.ARGUMENTS),
+}
 
 
 @pytest.mark.exhaustive

@@ -13,8 +13,8 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
-from support import speculating_on_cpu
-from support.models import tiny_eagle, tiny_mtp
+from support import speculating_on_cpu, states_on_cpu
+from support.models import tiny_eagle, tiny_gemma, tiny_hybrid, tiny_mtp
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
 from support.speculating_on_cpu import drafted
@@ -31,8 +31,10 @@ from support.tiers_of_a_model import (
     leave_in,
     with_tiers,
 )
+from support.turns import check_conversations, conversations
 
-PREPARE = "support.speculating_on_cpu.install"
+ENVIRONMENT = {**speculating_on_cpu.ENVIRONMENT, **states_on_cpu.ENVIRONMENT}
+TURNS = 14
 #: Tokens of an answer of more than two pages, and the question that follows it.
 LONG_ANSWER, AFTER_AN_ANSWER = 40, "a turn after an answer"
 
@@ -43,12 +45,35 @@ class Drafting(NamedTuple):
     algorithm: str
     draft: str  # how the model that drafts is made
     front: int  # what it keeps of a page, in layers of the model
+    beside: str = ""  # what the served model keeps beside KV of all tokens
+
+    @property
+    def layers(self) -> int:
+        """Of the served model's, those with KV of all tokens."""
+        return 2 if self.beside == "windows" else 4
+
+
+#: How what a served model keeps beside its KV is prepared in a scheduler's process, without and with a draft; and what
+#: its server needs to be told.
+BESIDE = {
+    "": (None, "support.speculating_on_cpu.install", []),
+    "windows": (
+        "support.windowed_models.register", "support.speculating_on_cpu.install_with_windows",
+        ["--chunked-prefill-size", "256"],
+    ),
+    "states": (
+        "support.states_on_cpu.with_states_of_pages", "support.speculating_on_cpu.install_with_states",
+        states_on_cpu.ARGUMENTS,
+    ),
+}  # fmt: skip
 
 
 #: Those whose prefixes SGLang names by pairs of tokens, as EAGLE's, whose rows are wider than the model's, and with a
 #: pool that it tells of in one way, and in the other; and a plain model with plain names, which both show in parts.
 KINDS = [
     Drafting("EAGLE", "eagle", 2),
+    pytest.param(Drafting("EAGLE", "eagle", 2, "windows"), marks=pytest.mark.exhaustive),
+    pytest.param(Drafting("EAGLE", "eagle", 2, "states"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("NEXTN", "mtp", 1), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("STANDALONE", "itself", 4), marks=pytest.mark.exhaustive),
 ]
@@ -59,11 +84,16 @@ def served(kind: Drafting, folder: Path) -> tuple[Path, Path]:
     if kind.draft == "mtp":
         model = tiny_mtp(folder / "model")
         return model, model
-    model = tiny_model(folder / "model")
+    if kind.beside == "windows":
+        model = tiny_gemma(folder / "model", own_pool=True)
+    elif kind.beside == "states":
+        model = tiny_hybrid(folder / "model")
+    else:
+        model = tiny_model(folder / "model")
     return model, tiny_eagle(folder / "draft", model) if kind.draft == "eagle" else model
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: getattr(kind, "algorithm", None))
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind.algorithm} {kind.beside}".strip())
 def kind(request):
     return request.param
 
@@ -74,16 +104,22 @@ def models(kind, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(models):
-    """By a server that does not speculate."""
-    with SchedulerProcess(arguments_of(models[0])) as plain:
-        return plain(answers_of)
+def without_tiers(kind, models):
+    """A server that does not speculate."""
+    prepare, _, more = BESIDE[kind.beside]
+    with SchedulerProcess(arguments_of(models[0], *more), states_on_cpu.ENVIRONMENT, prepare=prepare) as plain:
+        yield plain
 
 
-def arguments_with(kind, models, directory):
+@pytest.fixture(scope="module")
+def expected(without_tiers):
+    return without_tiers(answers_of)
+
+
+def arguments_with(kind, models, directory, **changes):
     model, draft = models
     return [
-        *arguments_of(model, *with_tiers(directory)),
+        *arguments_of(model, *with_tiers(directory, **changes), *BESIDE[kind.beside][2]),
         *speculating_on_cpu.ARGUMENTS,
         *("--speculative-algorithm", kind.algorithm, "--speculative-draft-model-path", str(draft)),
     ]
@@ -92,7 +128,7 @@ def arguments_with(kind, models, directory):
 @pytest.fixture(scope="module")
 def drafting(kind, models, tmp_path_factory):
     arguments = arguments_with(kind, models, tmp_path_factory.mktemp("ssd"))
-    with SchedulerProcess(arguments, speculating_on_cpu.ENVIRONMENT, prepare=PREPARE, fresh=True) as process:
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=BESIDE[kind.beside][1], fresh=True) as process:
         process(costs_are_unknown)
         yield process
 
@@ -150,7 +186,7 @@ def restored_while_it_could_be_computed(s):
 
 
 def test_pages_have_in_front_what_the_draft_keeps(drafting, kind):
-    assert drafting(parts_of_a_page) == (4, kind.front)
+    assert drafting(parts_of_a_page) == (kind.layers, kind.front)
 
 
 def test_drafts_depend_on_what_is_loaded_and_answers_do_not(drafting, expected, computed):
@@ -165,28 +201,47 @@ def computed(drafting):
     return drafting(drafts_from, "nowhere")
 
 
+@pytest.fixture(scope="module")
+def on_device(drafting):
+    """The same where the device has all prefixes."""
+    return drafting(drafts_from, "device")
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_answers_and_drafts_are_those_without_a_cached_prefix_from_every_tier(drafting, expected, computed, place):
-    for name, (answer, drafts, details) in drafting(drafts_from, place).items():
+def test_answers_and_drafts_are_those_without_a_cached_prefix_from_every_tier(
+    drafting, kind, expected, computed, on_device, place
+):
+    for name, (answer, drafts, details) in (drafting(drafts_from, place) if place != "device" else on_device).items():
         assert answer == computed[name][0], name
         assert name == AFTER_AN_ANSWER or answer == expected[name][:ANSWER], name
         assert drafts == computed[name][1], name
         # Those of an answer: a page more than its prompt has.
         least = cached(QUESTIONS["a question"]) + 2 * PAGE if name == AFTER_AN_ANSWER else cached(QUESTIONS[name])
-        assert sum(details.values()) == details[place] >= least, (name, details)
+        if kind.beside == "states":
+            least = min(least, on_device[name][2]["device"])  # SGLang keeps none at the end of every page
+        assert sum(details.values()) == details[place] >= least > 0, (name, details)
 
 
-def test_nothing_is_computed_while_pages_come_up(drafting):
+def test_nothing_is_computed_while_pages_come_up(drafting, kind):
     details, why = drafting(restored_while_it_could_be_computed)
     assert details["ssd"] == cached(QUESTIONS["a question"])
-    assert why == "a model drafts for it, from all of its prefix"
+    of_all = "the model keeps a state, which is" if kind.beside else "a model drafts for it, from all"
+    assert why.startswith(of_all)
+
+
+@pytest.mark.exhaustive
+def test_conversations_go_on_as_ever_whatever_is_forgotten(kind, models, without_tiers, tmp_path):
+    arguments = arguments_with(kind, models, tmp_path, host={"size": "640KiB"})
+    talked = without_tiers(conversations, 1, TURNS, False)[0]
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=BESIDE[kind.beside][1], fresh=True) as process:
+        check_conversations(process, talked, 1, TURNS)
 
 
 @pytest.mark.exhaustive
 def test_ranks_draft_the_same_behind_a_prefix_from_a_tier(kind, models, tmp_path):
     """Each has its heads' part of the draft's rows."""
     arguments = arguments_with(kind, models, tmp_path)
-    with SchedulerRanks(2, arguments, speculating_on_cpu.ENVIRONMENT, PREPARE, fresh=True) as ranks:
+    with SchedulerRanks(2, arguments, ENVIRONMENT, BESIDE[kind.beside][1], fresh=True) as ranks:
         ranks(costs_are_unknown)
         computed = ranks(drafts_from, "nowhere")
         for place in ("host", "ssd"):

@@ -10,6 +10,7 @@ from array import array
 
 import pytest
 
+from support import states_on_cpu
 from support.examples import exhaustive
 from support.models import tiny_hybrid
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
@@ -30,9 +31,7 @@ from support.turns import (
     turns_that_stay,
 )
 
-PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", {
-    "SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1",
-}  # fmt: skip
+PREPARE, ENVIRONMENT = "support.states_on_cpu.with_states_of_pages", states_on_cpu.ENVIRONMENT
 TURNS = 14
 #: What a state is made of.
 KINDS = ("recurrent", "convolution")
@@ -93,10 +92,7 @@ def model(tmp_path_factory):
 
 
 def arguments_with(model, *more):
-    return arguments_of(
-        model, "--mamba-radix-cache-strategy", "extra_buffer", "--max-mamba-cache-size", "48",
-        "--mamba-track-interval", "64", "--chunked-prefill-size", "256", *more,
-    )  # fmt: skip
+    return arguments_of(model, *states_on_cpu.ARGUMENTS, *more)
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,22 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
+def install_with_windows() -> None:
+    """As `install`, of models of whose layers some have a window."""
+    install()
+    from . import windowed_models
+
+    windowed_models.register()
+
+
+def install_with_states() -> None:
+    """As `install`, of models of whose layers some keep a state."""
+    install()
+    from . import states_on_cpu
+
+    states_on_cpu.with_states_of_pages()
+
+
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
     import torch._dynamo

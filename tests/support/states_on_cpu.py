@@ -1,7 +1,7 @@
 """Layers that keep a state in place of KV (Mamba 2) on the portable CPU platform, which has no kernels for them, so
 that tests see what lies around them.
 
-Models, pools of states and when SGLang keeps which stay SGLang's; its four kernels are plain torch, a token at a time.
+Models, pools of states and when SGLang keeps which stay SGLang's; its kernels are plain torch, a token at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,13 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+
+ENVIRONMENT = {"SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1"}
+#: Of a server: with states at the ends of pages, and room for a good many.
+ARGUMENTS = [
+    "--mamba-radix-cache-strategy", "extra_buffer", "--max-mamba-cache-size", "48", "--mamba-track-interval", "64",
+    "--chunked-prefill-size", "256",
+]  # fmt: skip
 
 
 def install() -> None:
@@ -22,6 +29,9 @@ def install() -> None:
             setattr(module, variant, globals()[name])
     module.mamba_chunk_scan_combined = mamba_chunk_scan_combined
     module.selective_state_update = selective_state_update
+    import sglang.srt.layers.attention.hybrid_linear_attn_backend as backend
+
+    backend.scatter_mamba_states_after_mtp_verify = scatter_mamba_states_after_mtp_verify
 
 
 def with_states_of_pages() -> None:
@@ -72,14 +82,25 @@ def causal_conv1d_update(
     activation: str,
     *,
     conv_state_indices: torch.Tensor,
+    intermediate_conv_window: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """Of one token of each request: `x` is `[requests, channels]`."""
+    """Of one token of each request: `x` is `[requests, channels]`. Or of a chain of drafts of each, `[requests,
+    channels, drafts]`: the state stays, and what it would be behind each draft is left in `intermediate_conv_window`,
+    `[rows, drafts, channels, width - 1]`."""
     states, out = _windows(conv_state, weight.shape[0]), torch.empty_like(x)
     for row, slot in enumerate(conv_state_indices.tolist()):
-        inputs = torch.cat([states[slot].to(x.dtype), x[row][:, None]], 1)
-        out[row] = (inputs * weight).sum(1) + (0 if bias is None else bias)
-        states[slot] = inputs[:, 1:].to(states.dtype)
+        state = states[slot].to(x.dtype)
+        for token in range(x.shape[2] if x.dim() == 3 else 1):
+            at = (row, slice(None), token) if x.dim() == 3 else (row,)
+            inputs = torch.cat([state, x[at][:, None]], 1)
+            out[at] = (inputs * weight).sum(1) + (0 if bias is None else bias)
+            state = inputs[:, 1:]
+            if intermediate_conv_window is not None and intermediate_state_indices is not None:
+                intermediate_conv_window[int(intermediate_state_indices[row]), token] = state.to(states.dtype)
+        if intermediate_conv_window is None:
+            states[slot] = state.to(states.dtype)
     return functional.silu(out)
 
 
@@ -143,14 +164,50 @@ def selective_state_update(
     dt_bias: torch.Tensor,
     state_batch_indices: torch.Tensor,
     out: torch.Tensor,
+    intermediate_states_buffer: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
     **_: Any,
 ) -> None:
-    heads = x.shape[1]
-    each = heads // B.shape[1]
+    """Of one token of each request: `x` is `[requests, heads, dimensions]`. Or of a chain of drafts of each,
+    `[requests, drafts, heads, dimensions]`: the state stays, and what it would be behind each draft is left in
+    `intermediate_states_buffer`, `[rows, drafts, heads, dimensions, states]`."""
+    if intermediate_states_buffer is None:
+        x, dt, B, C, out = (m[:, None] for m in (x, dt, B, C, out))
+    each = x.shape[2] // B.shape[2]
     for row, slot in enumerate(state_batch_indices.tolist()):
-        steps = functional.softplus(dt[row].float() + dt_bias.float())[:, 0]
-        to_state, from_state = (m[row].float().repeat_interleave(each, 0) for m in (B, C))
-        decays = torch.exp(steps * A[:, 0, 0].float())
-        after = _step(state[slot].float(), decays, steps, x[row].float(), to_state)
-        state[slot] = after.to(state.dtype)
-        out[row] = ((after * from_state[:, None, :]).sum(-1) + D.float() * x[row].float()).to(out.dtype)
+        after = state[slot].float()
+        for token in range(x.shape[1]):
+            steps = functional.softplus(dt[row, token].float() + dt_bias.float())[:, 0]
+            to_state, from_state = (m[row, token].float().repeat_interleave(each, 0) for m in (B, C))
+            decays = torch.exp(steps * A[:, 0, 0].float())
+            after = _step(after, decays, steps, x[row, token].float(), to_state)
+            seen = (after * from_state[:, None, :]).sum(-1) + D.float() * x[row, token].float()
+            out[row, token] = seen.to(out.dtype)
+            if intermediate_states_buffer is not None and intermediate_state_indices is not None:
+                intermediate_states_buffer[int(intermediate_state_indices[row]), token] = after.to(state.dtype)
+        if intermediate_states_buffer is None:
+            state[slot] = after.to(state.dtype)
+
+
+def scatter_mamba_states_after_mtp_verify(
+    mamba_caches: Any,
+    state_indices_tensor: torch.Tensor,
+    last_correct_step_indices: torch.Tensor,
+    mamba_track_indices: torch.Tensor | None,
+    mamba_steps_to_track: torch.Tensor | None,
+    src_indices_raw: torch.Tensor | None = None,
+) -> None:
+    """Of drafts that are verified: what the states would be behind the last right one of each request becomes its
+    state, and another one that of a prefix, where one is to be kept."""
+    kinds = [(mamba_caches.temporal, mamba_caches.intermediate_ssm)]
+    kinds += zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True)
+    for slots, steps in (
+        (state_indices_tensor, last_correct_step_indices),
+        (mamba_track_indices, mamba_steps_to_track),
+    ):
+        if slots is None or steps is None:
+            continue
+        for row, (slot, step) in enumerate(zip(slots.tolist(), steps.tolist(), strict=True)):
+            for states, behind in kinds:
+                if step >= 0 and states.numel():
+                    states[:, slot] = behind[:, row, step]

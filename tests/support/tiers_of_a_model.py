@@ -134,6 +134,7 @@ def answered_over_zeros(s, part: str = "all", ask: Callable[[], None] = lambda: 
     """The question's answer where `part` of what is loaded is zeroed, see `loading_zeros`: another one, if it depends
     on that at all. `ask`: called before it is asked."""
     question, pool = QUESTIONS["a question"], s.linker.pool
+    forget(s)
     s.generate(question, ANSWER)
     s.empty_device()
     with loading_zeros(pool, part):
