@@ -36,13 +36,12 @@ from ..pools.gpu_memory import gpu_memory
 from ..pools.shared_pool import LentKVPool
 from .donation import Donation
 from .lease_directory import lease_directory
-from .least import least
 
 logger = logging.getLogger(__name__)
 
 
 class PeerSide:
-    """Lends once the scheduler is complete (`lend`), borrows as soon as there is a stack (`borrow`)."""
+    """Lends once the scheduler is complete (`donation`), borrows as soon as there is a stack (`borrow`)."""
 
     def __init__(
         self,
@@ -146,35 +145,26 @@ class PeerSide:
             logger.warning("swift-tiers: peer.borrow: from servers that lend memory of GPUs nothing comes: %s", error)
             return None
 
-    def lend(self, scheduler: Any, stack: Any) -> None:
-        """Begin to lend what this scheduler does not need. Nothing to do where this rank does not donate."""
+    def donation_of(self, scheduler: Any, stack: Any) -> Donation | None:
+        """What lends of this scheduler's memory what it does not need, once it is this side's `donation`; None where
+        this rank does not donate."""
         bounds = donation_bounds(self._peer.donate)
         if bounds is None or self.service is None or self._server is None or self._layout is None:
-            return
-        donation = None
-        try:
-            donation = Donation(
-                scheduler,
-                stack,
-                self._layout,
-                bounds,
-                float(self._peer.window),
-                float(self._peer.window if self._peer.keep is None else self._peer.keep),
-                self._timing.donor_deadline(0.0, self._timing.term),
-                self.service,
-                self._effects,
-                self._server,
-                rank=self._number,
-                ranks=self._ranks,
-            )
-        finally:
-            # Ranks that lend wait for each other: all of them do, or none.
-            made = self._ranks == 1 or all_made(donation is not None, scheduler.tree_cache)
-        if made:
-            self.donation = donation
-        else:
-            scheduler.tree_cache.kept = None
-            logger.error("swift-tiers: another rank cannot lend: none does")
+            return None
+        return Donation(
+            scheduler,
+            stack,
+            self._layout,
+            bounds,
+            float(self._peer.window),
+            float(self._peer.window if self._peer.keep is None else self._peer.keep),
+            self._timing.donor_deadline(0.0, self._timing.term),
+            self.service,
+            self._effects,
+            self._server,
+            rank=self._number,
+            ranks=self._ranks,
+        )
 
     def tick(self) -> None:
         """To be called by the scheduler at the beginning of each round."""
@@ -219,8 +209,3 @@ class PeerSide:
         if self._server is not None:
             self._server.close()
             self._server = None
-
-
-def all_made(made: bool, cache: Any) -> bool:
-    """Whether every rank has made its part. To be called by all of them."""
-    return bool(least([[int(made)]], cache._all_reduce_attn_groups)[0][0])

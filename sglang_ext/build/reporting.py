@@ -16,6 +16,7 @@ from ..tell.hang_watch import HangWatch
 from ..tell.orders import Orders, expect, install
 from ..tell.sampler import Sampler
 from ..tell.telemetry import SchedulerTelemetry
+from .least import least
 
 if TYPE_CHECKING:
     from ..tell.metrics import MetricsUpdater
@@ -111,14 +112,25 @@ class Reporting:
 
     def _lend(self) -> None:
         """lending memory"""
-        if self._linker.peer_side is not None:
-            self._linker.peer_side.lend(self._scheduler, self._stack)
+        side, tree = self._linker.peer_side, self._scheduler.tree_cache
+        donation = None
+        try:
+            donation = side.donation_of(self._scheduler, self._stack) if side is not None else None
+        finally:
+            # Ranks that lend wait for each other in each round: all of them do, or none. So each says what it does, one
+            # that lends nothing, too: what it was told may differ from machine to machine.
+            all_lend = least([[int(donation is not None)]], tree._all_reduce_attn_groups)[0][0]
+        if donation is None:
+            return
+        if all_lend:
+            side.donation = donation
+        else:
+            tree.kept = None
+            logger.error("swift-tiers: another rank cannot lend: none does")
 
     def _take_orders(self) -> Orders | None:
         """commands of operators"""
-        bus = self._stack.config.bus
-        if not (bus.enabled and bus.control):
-            return None
+        # Those that other ranks have heard, too, of which this one may not be told to hear any.
         expect(self._scheduler)
         parallel = get_parallel()
         orders = Orders(self._stack, leads=parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0)

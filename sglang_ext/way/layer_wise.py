@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils import get_device_module
 
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
@@ -61,7 +62,8 @@ def why_never(scheduler: Any, runner: Any, layers: int) -> str:
         return "--enable-mixed-chunk lets others join its forward"
     if not scheduler.spec_algorithm.is_none():
         return "speculative decoding needs its whole forward"
-    if scheduler.server_args.enable_dp_attention:
+    # What SGLang has resolved: its arguments have two spellings of it, of which one leaves the other's field alone.
+    if get_parallel().attn_dp_enabled:
         return "attention is split over data"
     return ""
 

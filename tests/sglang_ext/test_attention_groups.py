@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift_tiers.ops.base.model import tiny_model
+
 from support import attention_groups_on_cpu
 from support.models import tiny_mla
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
@@ -21,6 +23,7 @@ from support.tiers_of_a_model import (
     answers_of,
     arguments_of,
     cached,
+    why_not_layer_by_layer,
     with_tiers,
 )
 
@@ -85,6 +88,21 @@ def test_answers_are_the_same_from_every_tier(groups, expected, place):
         for name, (answer, details) in found.items():
             assert answer == expected[name], (place, name)
             assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name])}, (place, name)
+
+
+@pytest.mark.parametrize("spelling", ["--attn-dp-size 2", "--dp-size 2 --enable-dp-attention"])
+def test_nothing_is_computed_layer_by_layer(tmp_path, spelling):
+    """Of a model of which it would be: a group that ended a forward early would leave the other one in it."""
+    dense = tiny_model(tmp_path / "dense")
+    tiers = with_tiers(tmp_path, restore={"strategy": "layer-wise", "chunk": 64})
+    with SchedulerProcess(arguments_of(dense)) as plain:
+        expected = plain(answers_of)
+    arguments = [*arguments_of(dense, *tiers), *spelling.split()]
+    with SchedulerRanks(2, arguments, attention_groups_on_cpu.ENVIRONMENT, PREPARE) as ranks:
+        ranks(costs_are_unknown)
+        assert ranks(why_not_layer_by_layer) == ["attention is split over data"] * 2
+        for found in ranks(answered_from, "ssd"):
+            assert {name: answer for name, (answer, _) in found.items()} == expected
 
 
 def test_an_order_reaches_its_group_alone(groups):

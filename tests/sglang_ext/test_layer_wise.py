@@ -253,18 +253,20 @@ def too_long(s):
 def servers_that_cannot(s):
     """What this one would say if it were otherwise in one respect."""
     from types import SimpleNamespace
+    from unittest import mock
 
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from swift_tiers.sglang_ext.way import layer_wise
     from swift_tiers.sglang_ext.way.layer_wise import why_never
 
     runner, layers = s.scheduler.tp_worker.model_runner, s.linker.pool.geometry.layers
 
     def reason(*, kv_layers=layers, mixed=False, spec=SpeculativeAlgorithm.NONE, split=False, **of_runner):
-        arguments = SimpleNamespace(enable_dp_attention=split)
-        scheduler = SimpleNamespace(server_args=arguments, is_mixed_chunk=mixed, spec_algorithm=spec)
+        scheduler = SimpleNamespace(is_mixed_chunk=mixed, spec_algorithm=spec)
         known = {name: getattr(runner, name) for name in ("model", "model_config", "is_generation")}
-        return why_never(scheduler, SimpleNamespace(**{**known, **of_runner}), kv_layers)
+        with mock.patch.object(layer_wise, "get_parallel", return_value=SimpleNamespace(attn_dp_enabled=split)):
+            return why_never(scheduler, SimpleNamespace(**{**known, **of_runner}), kv_layers)
 
     return [
         why_never(s.scheduler, runner, layers),

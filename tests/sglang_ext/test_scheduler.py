@@ -850,6 +850,19 @@ def a_deleted_device_file_leaves_service(s, directories):
 # ---- the tests ----
 
 
+def an_order_that_another_rank_has_heard(s):
+    """This one is told to hear none, as where its machine has no place for the bus."""
+    from swift_tiers.sglang_ext.tell.orders import OrderMessage
+
+    command = {"type": "set_policy", "field": "admission_uses", "value": 3}
+    policy = s.linker.stack.config.policy.admission_uses
+    entry = {"id": "o", "author": "a test", "deadline": str(time.time() + 60), "command": json.dumps(command)}
+    s.scheduler.process_input_requests([OrderMessage(entry)])
+    assert s.linker.stack.config.policy.admission_uses == 3 != policy
+    command["value"] = policy
+    s.scheduler.process_input_requests([OrderMessage({**entry, "command": json.dumps(command)})])
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     return [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
@@ -912,6 +925,7 @@ def scheduler(tmp_path_factory, directories):
         a_session_that_changes_its_adapter_leaves_nothing_in_its_name,
         a_session_that_begins_with_one_token,
         a_session_whose_turn_waits_can_be_flushed,
+        an_order_that_another_rank_has_heard,
     ],
     ids=lambda scenario: scenario.__name__,
 )

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -193,7 +193,9 @@ class SchedulerRanks:
         prepare: str = "",
         *,
         fresh: bool = False,
+        each: Sequence[Sequence[str]] = (),
     ) -> None:
+        """`each`: more arguments for each of them, as machines may have that are told different things."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -201,7 +203,13 @@ class SchedulerRanks:
         cores = sorted(os.sched_getaffinity(0))
         threads = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))}
         self.ranks = [
-            SchedulerProcess(all_of_them, {**threads, **(environment or {})}, prepare, rank=rank, fresh=fresh)
+            SchedulerProcess(
+                [*all_of_them, *(each[rank] if each else ())],
+                {**threads, **(environment or {})},
+                prepare,
+                rank=rank,
+                fresh=fresh,
+            )
             for rank in range(ranks)
         ]
 
