@@ -123,18 +123,23 @@ class Demand:
         scheduler, allocator = self._scheduler, self._allocator
         free = allocator.available_size() + scheduler.tree_cache.evictable_size()
         total: int = allocator.size
-        tokens = total - free - allocator.lent_tokens
+        # What all ranks of a server count alike, and no more: how many that wait are looked at goes by it, since what
+        # those come back to is taken for used now, which decides what is evicted.
+        alike = tokens = total - free - allocator.lent_tokens
         begun = self._begun()
         self._rate.look_at(begun)
         ahead = self.ahead
         expected: float = scheduler.new_token_ratio_tracker.current
         for req in begun:
+            alike += self._growth(req, expected, AHEAD_TOKENS)
             tokens += self._growth(req, expected, ahead)
         room = max(1, scheduler.max_running_requests - len(begun))
         for req in scheduler.waiting_queue[:room]:
-            if tokens >= total:
+            if alike >= total:
                 break
-            tokens += self._growth(req, 1.0, ahead) - self._kept_for(req)
+            kept = self._kept_for(req)
+            alike += self._growth(req, 1.0, AHEAD_TOKENS) - kept
+            tokens += self._growth(req, 1.0, ahead) - kept
         return min(tokens, total)
 
     @property

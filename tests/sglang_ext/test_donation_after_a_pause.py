@@ -144,15 +144,7 @@ def test_a_request_has_memory_for_what_it_generates_until_lent_memory_is_back(
     """However fast it is, and however long a silent borrower may keep memory; else SGLang would end the request."""
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    req = SimpleNamespace(
-        rid="r",
-        output_ids=[],
-        origin_input_ids=[0] * PAGE,
-        sampling_params=SimpleNamespace(max_new_tokens=100_000, ignore_eos=False),
-        beam_group=None,
-        kv=SimpleNamespace(kv_allocated_len=PAGE),
-        finished=lambda: False,
-    )
+    req = _request("r", PAGE, 100_000)
     allocator = PagedLendingAllocator(50_000 * PAGE, PAGE, torch.float32, "cpu", None, need_sort=False)
     scheduler = SimpleNamespace(
         running_batch=SimpleNamespace(reqs=[req]), last_batch=None, chunked_req=None, waiting_queue=[],
@@ -167,3 +159,55 @@ def test_a_request_has_memory_for_what_it_generates_until_lent_memory_is_back(
             req.output_ids.append(0)
             req.kv.kv_allocated_len += 1
     assert tokens <= demand() <= 1.1 * tokens + 4 * PAGE
+
+
+@pytest.mark.parametrize("late", [0.001, 0.003, 0.02])
+def test_ranks_take_the_same_prefixes_for_used_whatever_their_clocks_say(
+    monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """What those that wait come back to is not evicted for neighbours: on every rank the same. How fast requests
+    generate each rank measures for itself."""
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    used: list[list[int]] = []
+    said: list[int] = []
+    for behind in (0.0, late):
+        now[0] = behind
+        running = [_request(f"runs{number}", 64, 8000) for number in range(60)]
+        waiting = [_request(f"waits{number}", 200, 100) for number in range(600)]
+        looked: list[int] = []
+        tree = SimpleNamespace(
+            evictable_size=lambda: 0,
+            kept=SimpleNamespace(wait_for=lambda node, looked=looked: looked.append(node) or 32),
+            linker=SimpleNamespace(of=lambda req: SimpleNamespace(device_node=req.rid)),
+        )
+        allocator = PagedLendingAllocator(64_000, PAGE, torch.float32, "cpu", None, need_sort=False)
+        scheduler = SimpleNamespace(
+            running_batch=SimpleNamespace(reqs=running), last_batch=None, chunked_req=None, waiting_queue=waiting,
+            max_running_requests=1024, new_token_ratio_tracker=SimpleNamespace(current=0.02), tree_cache=tree,
+        )  # fmt: skip
+        demand = Demand(scheduler, allocator, 2.01)
+        now[0] += 0.3
+        demand()
+        now[0] += 0.3 + behind  # the same step, at another time
+        for req in running:
+            req.output_ids.extend([0] * 60)
+            req.kv.kv_allocated_len += 60
+        looked.clear()
+        said.append(demand())
+        used.append(looked)
+    assert demand.ahead > AHEAD_TOKENS, "they are not fast enough for this to test anything"
+    assert 0 < len(used[0]) < 600, "it looks at none, or all"
+    assert used[0] == used[1]
+
+
+def _request(rid: str, prompt: int, most: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        rid=rid,
+        output_ids=[],
+        origin_input_ids=[0] * prompt,
+        sampling_params=SimpleNamespace(max_new_tokens=most, ignore_eos=False),
+        beam_group=None,
+        kv=SimpleNamespace(kv_allocated_len=prompt),
+        finished=lambda: False,
+    )
