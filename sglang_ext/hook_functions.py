@@ -238,8 +238,9 @@ def after_radix_namespace(result: Any, self: Any, req: Any) -> None:
     if linker is None:
         return
     if self.enable_lora and req.lora_id is not None:
-        content = linker.adapters.content(self.tp_worker.model_runner.lora_manager, req.lora_id)
-        if content is not None:  # else it has just been unloaded, and nobody else will have its id
+        loaded, all_reduce = self.tp_worker.model_runner.lora_manager, self.tree_cache._all_reduce_attn_groups
+        content = linker.adapters.content(loaded, req.lora_id, all_reduce)
+        if content is not None:  # else nobody else will have its id
             before, _, behind = req.extra_key.rpartition(req.lora_id)
             req.extra_key = before + content + behind
     least = self.model_config.vocab_size

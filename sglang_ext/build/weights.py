@@ -12,20 +12,23 @@ import logging
 import os
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import xxhash
 
 from ..pools.supported import drafts_by_model
 from .content_names import ContentNames, FileChangedError, FileState
+from .least import AllReduce, least
 
 logger = logging.getLogger(__name__)
 
+#: Ids of adapters of which is remembered what they hold: many more than are loaded at one time.
+_ADAPTERS_KNOWN = 4096
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 #: Configurations (of quantisation), code that comes with a model, tokenizers.
 _SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
@@ -167,24 +170,42 @@ class LoadedAdapters:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._known: OrderedDict[str, str | None] = OrderedDict()
 
-    def content(self, manager: Any, adapter_id: str) -> str | None:
+    def content(self, manager: Any, adapter_id: str, all_reduce: AllReduce) -> str | None:
         """32 hex digits for an adapter that SGLang's `LoRAManager` has loaded: equal for equal weights, for the same
-        modules, scaled alike, on every machine. None where it has none of that id. Reads all weights of an adapter the
-        first time, on several threads."""
-        adapter = manager.loras.get(adapter_id)
-        if adapter is None:
-            return None
-        if adapter not in self._known:
-            try:
-                # What an adapter has for none of these modules is left out of what it computes.
-                content = _adapter_digest(adapter, sorted(map(str, manager.target_modules)))
-            except Exception:  # on the scheduler's thread it would end the server
-                logger.exception("swift-tiers: what an adapter holds is not known; its pages serve this process only")
-                content = secrets.token_hex(16)
-            self._known[adapter] = content
-        return self._known[adapter]
+        modules, scaled alike, on every machine. None unless every rank has the same of that id. Reads all weights of an
+        adapter the first time that an id is asked for, on several threads.
+
+        Ranks that run the same requests have to ask for the same ids in the same order: what they make of one is
+        agreed on, since prefixes that one of them found alone would part them.
+        """
+        if adapter_id not in self._known:
+            found = _digest_of_loaded(manager, adapter_id)
+            words = [0] * 4 if found is None else [int(found[at : at + 8], 16) for at in range(0, 32, 8)]
+            has, *said = least([[int(found is not None), *words, *(-word for word in words)]], all_reduce)[0]
+            if not has or said[:4] != [-word for word in said[4:]]:
+                logger.warning("swift-tiers: what adapter %s holds is not known on all ranks", adapter_id)
+                found = None
+            self._known[adapter_id] = found
+            if len(self._known) > _ADAPTERS_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(adapter_id)
+        return self._known[adapter_id]
+
+
+def _digest_of_loaded(manager: Any, adapter_id: str) -> str | None:
+    adapter = manager.loras.get(adapter_id)
+    if adapter is None:
+        return None
+    try:
+        # What an adapter has for none of these modules is left out of what it computes.
+        return _adapter_digest(adapter, sorted(map(str, manager.target_modules)))
+    except Exception:  # on the scheduler's thread it would end the server
+        logger.exception(
+            "swift-tiers: what adapter %s holds cannot be read; its pages serve this load only", adapter_id
+        )
+        return None
 
 
 def _adapter_digest(adapter: Any, modules: list[str]) -> str:

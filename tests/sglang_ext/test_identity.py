@@ -477,11 +477,15 @@ def content_of(weights=None, modules=("qkv_proj",), **changes):
     weights = weights or {"q_proj.lora_A": torch.arange(6.0), "q_proj.lora_B": torch.ones(2, 3)}
     manager = SimpleNamespace(loras={"id": LoadedAdapter(weights, **changes)}, target_modules=set(modules))
     known = LoadedAdapters()
-    found = known.content(manager, "id")
+    found = known.content(manager, "id", no_others)
     weights.clear()
-    assert known.content(manager, "id") == found, "it is read once"
-    assert known.content(manager, "another") is None
+    assert known.content(manager, "id", no_others) == found, "it is read once"
+    assert known.content(manager, "another", no_others) is None
     return found
+
+
+def no_others(said, operation):
+    """There are no other ranks."""
 
 
 def test_an_adapter_is_known_by_what_was_loaded_of_it():
@@ -506,15 +510,45 @@ def test_an_adapter_is_known_by_what_was_loaded_of_it():
     assert len({same, *others}) == 1 + len(others)
 
 
-def test_an_adapter_that_cannot_be_read_has_a_name_that_no_other_process_has(caplog):
+def test_an_adapter_that_cannot_be_read_keeps_the_name_that_it_has_while_it_is_loaded(caplog):
     unreadable = {"q_proj.lora_A": None}
     manager = SimpleNamespace(loras={"id": LoadedAdapter(unreadable)}, target_modules=set())
     known = LoadedAdapters()
-    found = known.content(manager, "id")
-    assert len(found) == 32
-    assert known.content(manager, "id") == found
-    assert LoadedAdapters().content(manager, "id") != found
-    assert "serve this process only" in caplog.text
+    assert known.content(manager, "id", no_others) is None
+    assert "serve this load only" in caplog.text
+
+
+def test_ranks_name_an_adapter_alike_or_leave_it_its_name():
+    """Also where one of them lacks it, or cannot read it, or has another one of its id; they ask as often as each
+    other, whatever they find."""
+    weights = {"q_proj.lora_A": torch.arange(6.0)}
+    others = [None, LoadedAdapter({"q_proj.lora_A": None}), LoadedAdapter({"q_proj.lora_A": torch.ones(6)})]
+    ids = ["same", *map(str, range(len(others)))]
+    ranks = []
+    for of_others in ([LoadedAdapter(weights)] * len(others), others):
+        loras = dict(zip(ids, [LoadedAdapter(weights), *of_others], strict=True))
+        ranks.append(
+            SimpleNamespace(loras={name: one for name, one in loras.items() if one}, target_modules={"qkv_proj"})
+        )
+    said = []  # of each rank, one row after the other, as it goes into the collectives
+
+    def of_rank(manager, agreed=None):
+        def all_reduce(values, operation):
+            rows.append(values.clone())
+            if agreed is not None:
+                values.copy_(agreed[len(rows) - 1])
+
+        rows, known = [], LoadedAdapters()
+        found = [known.content(manager, name, all_reduce) for name in [*ids, *ids]]
+        said.append(rows)
+        return found[: len(ids)], found[: len(ids)] == found[len(ids) :]
+
+    for manager in ranks:
+        of_rank(manager)
+    agreed = [torch.minimum(one, other) for one, other in zip(*said, strict=True)]
+    assert len(agreed) == len(ids)
+    found = [of_rank(manager, agreed) for manager in ranks]
+    assert found[0] == found[1] == ([content_of(dict(weights)), None, None, None], True)
 
 
 def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
@@ -536,6 +570,7 @@ def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
         linker=SimpleNamespace(adapters=LoadedAdapters()),
         enable_lora=True,
         model_config=model,
+        tree_cache=SimpleNamespace(_all_reduce_attn_groups=no_others),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(lora_manager=manager)),
     )
     content = content_of({"q_proj.lora_A": torch.ones(2)})
