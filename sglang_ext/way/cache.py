@@ -38,6 +38,8 @@ from .tree_states import StatefulLinkerWrapper
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
+#: Parts of a prefix that ranks compare, each with a state behind it on one of them at least, until all have one.
+_ENDS_COMPARED = 8
 
 
 class SwiftLinkerWrapper(StatefulLinkerWrapper):
@@ -135,13 +137,26 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
-            request.begin(tail, prefix, self.cache_linker.pool.states)
+            request.begin(tail, prefix, self.cache_linker.pool.states, self._held_on_all_ranks(request, tail))
         if self._has_windows:
             if prefix and not restarts:
                 self._meet_window(node, prefix[-1])
         elif request.state_pages and not restarts and self._device_is_to_have(request.tail):
             request.give_up()
         return request
+
+    def _held_on_all_ranks(self, request: TieredRequest, tail: Sequence[str]) -> int:
+        """How many pages of `tail` every rank holds with a state behind them, where the model keeps states: the longest
+        part that all of them have, though one may have lost the state behind a longer one."""
+        states, most = self.cache_linker.pool.states, len(tail)
+        if states is None:
+            return 0
+        for _ in range(_ENDS_COMPARED):
+            mine = request.held_with_state(tail[:most], states)
+            ((most, other),) = least([[mine, -mine]], self.cache._all_reduce_attn_groups)
+            if most == 0 or most == -other:
+                return most
+        return 0
 
     def restart(self, request: TieredRequest) -> bool:
         """Begin anew if the device has lost pages that the request counted on; True if so.

@@ -142,13 +142,20 @@ class TieredRequest:
     # ---- waiting ----
 
     @never_raises(lambda: None)
-    def begin(self, hashes: Sequence[str], prefix_hashes: Sequence[str] = (), states: StatePool | None = None) -> None:
+    def begin(
+        self,
+        hashes: Sequence[str],
+        prefix_hashes: Sequence[str] = (),
+        states: StatePool | None = None,
+        held: int = 0,
+    ) -> None:
         """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has; where the model keeps
-        `states`, as many of them as there is one behind, and that one."""
-        keys, wanted = list(map(unhexlify, hashes)), len(hashes)
+        `states`, the first `held` of them, and the state that is behind these on every rank."""
+        wanted = len(hashes)
         if states is not None:
-            held = self._held_with_state(keys, states)
-            hashes, keys = hashes[:held], keys[:held]
+            hashes = hashes[:held]
+        keys = list(map(unhexlify, hashes))
+        if states is not None:
             behind = states.keys(keys[-1]) if keys else []
             self.state_pages = len(behind)
             keys += behind
@@ -169,9 +176,11 @@ class TieredRequest:
         restore.story.whole = facts.whole
         facts.follow(restore)
 
-    def _held_with_state(self, keys: Sequence[bytes], states: StatePool) -> int:
-        """The longest part of these pages, from the first on, that is held with a state behind it, and ends inside no
-        image: behind a shorter part its state is another's."""
+    @never_raises(lambda: 0)
+    def held_with_state(self, hashes: Sequence[str], states: StatePool) -> int:
+        """How many of these pages, from the first on, are the longest part that this rank holds with a state behind it,
+        and that ends inside no image: behind a shorter part its state is another's."""
+        keys = list(map(unhexlify, hashes))
         # A state's first page follows the page that it is behind, so behind most pages there is none to be hashed for.
         branches = self.stack.branches(keys[: self.stack.probe(keys)])
         lengths = [pages for pages in branches if self._between_images(pages) == pages]

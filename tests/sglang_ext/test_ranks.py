@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+from swift_tiers.sglang_ext.way import cache as cache_module
 from swift_tiers.sglang_ext.way.admission import Admission
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.layer_wise import LayerWise
@@ -148,3 +153,35 @@ def test_an_error_before_a_forward_by_layers_leaves_it_one(broken: str) -> None:
         forward_mode=ForwardMode.EXTEND, rids=["r"], extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[PAGES * PAGE]
     )
     assert rank.layer_wise.expects(batch)
+
+
+@given(st.lists(st.sets(st.integers(1, 30), max_size=6), min_size=1, max_size=4))
+def test_ranks_go_back_to_the_longest_part_that_each_has_a_state_behind(ends: list[set[int]]) -> None:
+    """Whatever one of them has lost, or all but a few parts."""
+    tail = [str(page) for page in range(30)]
+    barrier, said = threading.Barrier(len(ends)), [torch.zeros(0)] * len(ends)
+
+    def found_on(rank: int) -> tuple[int, int]:
+        asked = 0
+
+        def all_reduce(values: torch.Tensor, operation: Any) -> None:
+            nonlocal asked
+            asked += 1
+            said[rank] = values.clone()
+            barrier.wait(60)
+            values.copy_(torch.stack(said).amin(0))
+            barrier.wait(60)
+
+        wrapper: Any = SwiftLinkerWrapper.__new__(SwiftLinkerWrapper)
+        wrapper.cache = SimpleNamespace(_all_reduce_attn_groups=all_reduce)
+        wrapper.cache_linker = SimpleNamespace(pool=SimpleNamespace(states="some"))
+        request: Any = SimpleNamespace(
+            held_with_state=lambda hashes, states: max((end for end in ends[rank] if end <= len(hashes)), default=0)
+        )
+        return wrapper._held_on_all_ranks(request, tail), asked
+
+    with ThreadPoolExecutor(len(ends)) as pool:
+        found = list(pool.map(found_on, range(len(ends))))
+    common = max(set.intersection(*ends), default=0)
+    assert len(set(found)) == 1, "they agree, and ask as often as each other"
+    assert found[0][0] in ((common, 0) if found[0][1] == cache_module._ENDS_COMPARED else (common,))

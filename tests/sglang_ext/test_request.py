@@ -159,6 +159,7 @@ def test_a_prefix_is_promised_with_its_state_or_not_at_all(asked: list[str], pro
 def test_a_state_is_looked_for_where_another_page_follows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place costs a hash on the scheduler's thread, and of a prefix of thousands few have a state."""
     keys, hashed = [number.to_bytes(32, "big") for number in range(5000)], list[bytes]()
+    hashes = [key.hex() for key in keys]
 
     def named(page_key: bytes, number: int) -> bytes:
         hashed.append(page_key)
@@ -171,9 +172,9 @@ def test_a_state_is_looked_for_where_another_page_follows_alone(monkeypatch: pyt
     states: Any = SimpleNamespace(pages=3)
     request = TieredRequest("r", stack, {}, RequestFacts())
     stack.last_held = lambda names: names.index(keys[899] + b"\2") if keys[899] + b"\2" in names else None
-    assert request._held_with_state(keys, states) == 900
+    assert request.held_with_state(hashes, states) == 900
     stack.last_held = lambda names: None
-    assert request._held_with_state(keys, states) == 0
+    assert request.held_with_state(hashes, states) == 0
     assert set(hashed) == {keys[6], keys[899], keys[2999]}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+from array import array
 from collections import Counter
 from contextlib import contextmanager
 from typing import Any
@@ -155,6 +156,38 @@ def more_prompts_than_slots(s):
     return [len(req.output_ids) for req in asked], waiting
 
 
+def turn_after_a_loss(s, keeps):
+    """A turn after two others, whose states are in host memory; a rank that does not keep them all loses the newest.
+    The answer, and what came from there."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.runtime_context import get_parallel
+
+    from swift_tiers.radix_tiering.way import sweeps
+
+    forget(s)
+    first = prompt(540, 150)
+    second = [*first, *s.generate(first, ANSWER)[:ANSWER], *prompt(541, 90)]
+    third = [*second, *s.generate(second, ANSWER)[:ANSWER], *prompt(542, 3)]
+    s.settle()
+    s.step()
+    node = s.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", third)))).last_device_node
+    hashes = [*s.cache.get_prefix_hash_values(node), *s.cache.tree_core.get_hash_values(node)]
+    leave_in(s, "host")
+    if get_parallel().attn_tp_rank not in keeps:
+        stack, states = s.linker.stack, s.linker.pool.states
+        behind = [states.keys(bytes.fromhex(page))[0] for page in hashes]
+        newest = stack.last_held(behind)
+        assert newest is not None, "there is none"
+        for _ in sweeps.drop(stack.table, stack.table.find(stack.digest, behind[newest])):
+            pass
+    req = s.add(third, ANSWER)
+    s.run()
+    found = list(req.output_ids), s.details(req)["host"]
+    quiet(s)
+    return found
+
+
 # ---- checked in the process of the test ----
 
 
@@ -208,6 +241,9 @@ def check_restarted(process: Any, turns: dict[str, list[int]], expected: dict[st
 def check_ranks(ranks: Any, expected: dict[str, list[int]]) -> None:
     """All ranks answer as ever, each from what it has itself."""
     ranks(costs_are_unknown)
+    whole, rest = (ranks(turn_after_a_loss, keeps) for keeps in ((0, 1), (0,)))
+    assert all(answer == whole[0][0] for answer, _ in [*whole, *rest])
+    assert whole[0][1] == whole[1][1] > rest[0][1] == rest[1][1] > 0, "what all of them have still"
     for place in ("host", "ssd"):
         for found in ranks(turns_from, place):
             assert {name: answer for name, (answer, _) in found.items()} == expected
