@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from swift_tiers.radix_tiering.base.token_bucket import TokenBucket
 from swift_tiers.radix_tiering.tiers.remote.engine import (
     EngineAnswer,
     EngineEvent,
@@ -43,7 +44,8 @@ class Engine:
 class Line:
     """A line over engines that tell what they have to tell when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, object_seconds: float = 0.0) -> None:
+        """`object_seconds`: so long an object takes that passes, by a throttle; 0: there is none."""
         self.now, self.takes, self.asked = 0.0, True, 0
         self.engines: list[Engine] = []
         self.told: list[LifeEvent] = []
@@ -57,7 +59,7 @@ class Line:
             emit=lambda event, **facts: self.emitted.append((event, facts.get("reason"))),
             clock=lambda: self.now,
             trial_seconds={"exists": TRIAL_SECONDS, "get": READ_SECONDS},
-            throttle=None,
+            throttle=TokenBucket(SHAPE.stride / object_seconds) if object_seconds else None,
         )
 
     def _open(self, tell: Callable[[EngineEvent], None]) -> Engine:
@@ -104,10 +106,10 @@ class Line:
         if what == "ask":
             self.ask()
             self.ask()
-        elif what == "read":
+        elif what in ("read", "write"):
             slots = self.line.slots.take(1)
             if slots:
-                self.ask("get", slots)
+                self.ask("get" if what == "read" else "put", slots)
         elif what == "wait":
             self.pass_time(1.0)
         elif what == "next":

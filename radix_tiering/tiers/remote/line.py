@@ -236,7 +236,7 @@ class EngineLine:
 
     def look_at_the_time(self, now: float) -> None:
         """Whose deadline is over is told so; what was held back has passed."""
-        held_back = {answer.number for answer in self._held}
+        held_back = {answer.number: answer for answer in self._held}
         for number, job in list(self._jobs.items()):
             if now < job.until or (job.verb == "put" and number in held_back):
                 continue  # nobody waits for what is written, but for the engine
@@ -244,7 +244,9 @@ class EngineLine:
             self._puts_late += job.verb == "put"
             job.late()
             self.late += 1
-            if number not in held_back:
+            if number in held_back:
+                self._judge(job, held_back[number])  # the engine was in time, and the throttle late
+            else:
                 self._judge_late(job, round(now - job.began, 3))
         held, self._held = self._held, []
         for answer in held:

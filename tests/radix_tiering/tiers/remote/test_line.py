@@ -13,18 +13,23 @@ from swift_tiers.radix_tiering.tiers.remote.line import JOB_SECONDS, LAST_CHANCE
 from support.examples import examples
 from support.remote_line import TRIAL_SECONDS, Line, ready_line
 
-DEEDS = ("ask", "read", "read", "next", "next", "answer", "fail", "ready", "die", "wait", "stop", "go on")
+DEEDS = (
+    "ask", "read", "read", "write", "write", "next", "next", "answer", "fail", "ready", "die", "wait", "stop", "go on"
+)  # fmt: skip
 
 
+@pytest.mark.parametrize("object_seconds", [0.0, 20.0], ids=["no throttle", "a slow one"])
 @settings(max_examples=examples(2000))
-@given(st.lists(st.sampled_from(DEEDS), max_size=60))
-def test_whatever_has_become_of_it_an_engine_that_is_well_is_asked_again(deeds: list[str]) -> None:
-    world = Line()
+@given(deeds=st.lists(st.sampled_from(DEEDS), max_size=60))
+def test_whatever_has_become_of_it_an_engine_that_is_well_is_asked_again(
+    object_seconds: float, deeds: list[str]
+) -> None:
+    world = Line(object_seconds)
     world.turn()
     for deed in deeds:
         world.do(deed)
     world.takes = True
-    end = world.now + 2 * (MOST_REST + MOST_PAUSE + JOB_SECONDS)
+    end = world.now + 2 * (MOST_REST + MOST_PAUSE + JOB_SECONDS) + len(deeds) * object_seconds
     while not world.line.open and world.now < end:
         world.do("ready")
         world.do("answer")
@@ -34,6 +39,7 @@ def test_whatever_has_become_of_it_an_engine_that_is_well_is_asked_again(deeds: 
     assert world.line.open
     world.do("ask")
     world.do("answer")
+    world.pass_time(len(deeds) * object_seconds)
     assert len(world.answered) == world.asked, "each is answered once"
 
 
