@@ -313,8 +313,8 @@ class LiveCosts:
         with self._lock:
             self._together += (seen - self._together) / 2
 
-    def restored_by_loading(self) -> None:
-        """A restore has ended that was to load alone."""
+    def restored_by_one(self) -> None:
+        """A restore has ended that was not to compute and load at once."""
         with self._lock:
             self._together *= BELIEF_KEPT
 

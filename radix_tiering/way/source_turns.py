@@ -43,7 +43,7 @@ class LearnsCosts(Protocol):
 
     def restored_together(self, estimated_seconds: float, real_seconds: float) -> None: ...
 
-    def restored_by_loading(self) -> None: ...
+    def restored_by_one(self) -> None: ...
 
 
 class Channel:
@@ -173,11 +173,9 @@ class SourceTurns:
         if restore.estimate is None:
             return
         story = restore.story.told()
-        if story.strategy == Strategy.LOAD.value:
-            self._costs.restored_by_loading()
-        elif story.strategy != Strategy.TOKEN_WISE.value or story.late or story.lost_pages:
-            return
-        elif story.waited_seconds is not None:
+        if story.strategy != Strategy.TOKEN_WISE.value:
+            self._costs.restored_by_one()
+        elif not story.late and not story.lost_pages and story.waited_seconds is not None:
             self._costs.restored_together(restore.estimate, story.waited_seconds)
 
     def pump(self) -> None:

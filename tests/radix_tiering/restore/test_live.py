@@ -454,9 +454,9 @@ def test_and_forgotten_as_long_as_it_is_not_done() -> None:
     for _ in range(20):
         live.restored_together(1.0, 2.0)
     while live.together > 1.2:
-        live.restored_by_loading()
+        live.restored_by_one()
         restores += 1
     assert 5 < restores < 30
     for _ in range(1000):
-        live.restored_by_loading()
+        live.restored_by_one()
     assert live.together == pytest.approx(1.0)
