@@ -25,6 +25,8 @@ from .record_file import FrameKind, Head, Writer
 WHOLE_SECONDS = 20.0
 #: A recording that has grown to this ends, so that a console that was forgotten fills no disk, bytes.
 MOST_BYTES = 2 << 30
+#: Questions whose answers are remembered, so that those that stay are written once.
+MOST_ANSWERS = 1024
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
@@ -82,7 +84,9 @@ class RecordingFeed(Feed):
         answers = self._feed.ask(question)
         with self._lock:
             said = [_timeless(view) for view in answers.views]
-            if self._answers.get(question) != said:
+            if self._writer is not None and self._answers.get(question) != said:
+                if len(self._answers) >= MOST_ANSWERS:
+                    self._answers.clear()
                 self._answers[question] = said
                 self._write(self._at(), FrameKind.ANSWERS, RecordedAnswer(question, answers.views, answers.silent))
         return answers
@@ -137,6 +141,7 @@ class RecordingFeed(Feed):
             else:  # there is nothing to play, and the name is free for the next time
                 self._writer.discard()
             self._writer = None
+            self._answers.clear()
             self.name = f"{self._feed.name}, {why}" if why else self._feed.name
 
     def _at(self) -> float:

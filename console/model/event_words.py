@@ -58,6 +58,9 @@ KINDS = {
     "namespace.changed": EventMeaning(Mark.NOTE, "the weights changed: pages of before are of another namespace"),
     "offload.failed": EventMeaning(Mark.WARNING, "pages could not be copied from the device"),
     "offload.given_up": EventMeaning(Mark.WARNING, "copies from the device were not awaited any longer"),
+    "offload.not_aside": EventMeaning(
+        Mark.WARNING, "pages could not be set aside for donors' GPUs: they go there through host memory for a while"
+    ),
     "offload.paused": EventMeaning(
         Mark.WARNING, "the weights changed without a flush: no page is kept until /flush_cache"
     ),

@@ -22,6 +22,7 @@ import sglang
 
 import swift_tiers.radix_tiering.stack
 from swift_tiers.radix_tiering.base import poller, runner
+from swift_tiers.radix_tiering.base.repeats import FaultLogger
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class HangWatch:
         self._scheduler = threading.get_ident()
         self._seen: dict[int, _Seen] = {}
         self._stop = threading.Event()
+        self._fault_logger = FaultLogger(logger)
         self._thread = threading.Thread(target=self._run, name="swift-watch", daemon=True)
 
     def start(self) -> None:
@@ -75,8 +77,7 @@ class HangWatch:
             try:
                 self.look()
             except Exception:
-                logger.exception("swift-tiers: threads cannot be watched any more")
-                return
+                self._fault_logger.exception("swift-tiers: threads could not be looked at")
 
     def look(self) -> None:
         """Once at all of them."""

@@ -48,7 +48,7 @@ class KvEvents:
         self._namespace = namespace
         #: The pages of nodes of which events are to come out of the tree, in its order.
         self._asked: deque[bytes] = deque()
-        self._is_over = False  # something went wrong: no more is told than what has left
+        self._is_over = False  # something went wrong: until all begins anew no more is told than what has left
 
     def failed(self) -> None:
         self._is_over = True
@@ -80,10 +80,11 @@ class KvEvents:
 
     @never_raises(lambda: None)
     def cleared(self) -> None:
-        """SGLang has emptied its tree, and told routers that there is nothing."""
+        """SGLang has emptied its tree, and told routers that there is nothing: whatever went wrong before is over."""
         self._asked.clear()
         with self.stack.table.lock:
             self.stack.table.announced.clear()
+        self._is_over = False
 
     def complete(self, events: list[Any]) -> list[Any]:
         """What the tree has told since the last time, with what there is to tell of pages beneath it."""

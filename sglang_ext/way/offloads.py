@@ -37,6 +37,8 @@ QUIESCE_SECONDS = 10.0
 #: How long SGLang may wait, where the device has no room left, for that of pages that are being copied, seconds:
 #: without it requests are retracted, or ended.
 ROOM_SECONDS = 1.0
+#: How long nothing is set aside for donors' devices after that went wrong, seconds: doubled up to the most.
+FIRST_ASIDE_REST, MOST_ASIDE_REST = 30.0, 600.0
 #: How often who waits for copies looks whether the thread still lives, seconds.
 WATCHDOG_SECONDS = 1.0
 
@@ -131,6 +133,7 @@ class Offloader:
         self._in_hand: Offload | None = None  # the thread works on it
         self._cut_short: Offload | None = None  # the thread is to copy no more of it than what it is copying
         self._closed = False
+        self._aside_rest = self._aside_at = 0.0
         self._thread = self._spawn()
 
     # ---- the scheduler's thread ----
@@ -390,7 +393,8 @@ class Offloader:
         """Copy pool pages to outgoing memory, as many of the first ones as it has room for, once events `after` have
         come; their rows there, which are the caller's."""
         outgoing = self._pool.outgoing
-        rows = outgoing.take(len(pages)) if outgoing is not None else []
+        rests = self._runner.monotonic() < self._aside_at
+        rows = outgoing.take(len(pages)) if outgoing is not None and not rests else []
         if outgoing is None or not rows:
             return []
         try:
@@ -400,9 +404,15 @@ class Offloader:
             if not isinstance(error, Exception):
                 raise
             # Host memory is to have them all the same.
-            logger.exception("swift-tiers: from now on pages go to other GPUs through host memory")
-            outgoing.close()
+            self._aside_rest = min(MOST_ASIDE_REST, max(FIRST_ASIDE_REST, 2 * self._aside_rest))
+            self._aside_at = self._runner.monotonic() + self._aside_rest
+            logger.exception(
+                "swift-tiers: for %.0f s pages go to other GPUs through host memory: they could not be set aside",
+                self._aside_rest,
+            )
+            self._stack.events.emit("offload.not_aside", seconds=self._aside_rest, error=repr(error))
             return []
+        self._aside_rest = 0.0
         return rows
 
     def _commit(self, put: Put, digests: list[bytes | None], rows: list[int]) -> None:

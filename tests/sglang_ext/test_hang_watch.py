@@ -73,6 +73,21 @@ def take(lock: Any) -> None:
         pass
 
 
+def test_a_look_that_fails_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "LOOK_SECONDS", 0.0)
+    looks = []
+
+    def look() -> None:
+        looks.append(len(looks))
+        if len(looks) < 3:
+            raise MemoryError
+
+    monkeypatch.setattr(world.watch, "look", look)
+    world.watch.start()
+    wait_for(lambda: len(looks) > 3)
+    world.watch.close()
+
+
 def test_a_call_that_does_not_return_is_told_once_and_when_it_has_returned(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,6 +149,11 @@ def it_goes_on_without_if_that_fails(s) -> None:
     s.linker.stack.flush("all")
     s.settle()
     assert not known(s)[BENEATH], "it is told of as gone all the same"
+    s.step()  # SGLang sees that it has nothing to do
+    assert s.scheduler.flush_cache()
+    fill_device(s, 11)
+    fill_device(s, 12)
+    assert known(s)[BENEATH], "once nothing is known any more, it goes on as before"
 
 
 # ---- tests ----
@@ -188,5 +193,5 @@ def test_keys_of_users_are_told_apart_by_count(scheduler) -> None:
     scheduler(keys_of_their_own)
 
 
-def test_it_goes_on_where_telling_fails(scheduler) -> None:
+def test_it_goes_on_where_telling_fails_and_as_before_after_a_flush(scheduler) -> None:
     scheduler(it_goes_on_without_if_that_fails)

@@ -29,7 +29,7 @@ from swift_tiers.sglang_ext.way.linker import SwiftLinker
 from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
 from swift_tiers.sglang_ext.way.request import TieredRequest
 
-from support.engine import GEOMETRY, chain, check, content, make_stack, memory_ssd, put, settle, wait_until
+from support.engine import GEOMETRY, Clock, chain, check, content, make_stack, memory_ssd, put, settle, wait_until
 
 
 class Device:
@@ -547,8 +547,10 @@ class Aside:
             raise RuntimeError("CUDA error: out of memory")
 
 
-def with_outgoing(keys: list[bytes], rows: int) -> tuple[TierStack, StallingPool, Aside, Offloader]:
-    stack, pool = make_stack(), StallingPool(keys)
+def with_outgoing(
+    keys: list[bytes], rows: int, clock: Callable[[], float] | None = None
+) -> tuple[TierStack, StallingPool, Aside, Offloader]:
+    stack, pool = make_stack(clock=clock), StallingPool(keys)
     pool.stalls = "never"
     pool.outgoing = aside = Aside(rows, stack, keys)
     pool.copy_aside = aside.copy_aside  # type: ignore[attr-defined]
@@ -596,20 +598,31 @@ def test_rows_of_pages_that_do_not_come_are_given_back(what: str) -> None:
     check(stack)
 
 
-def test_outgoing_memory_that_cannot_be_written_to_costs_nothing_else(caplog) -> None:
-    keys = chain(*"abc")
-    stack, pool, aside, offloader = with_outgoing(keys, 2)
-    aside.fails = True
+def test_outgoing_memory_that_cannot_be_written_to_costs_nothing_else_and_is_tried_again() -> None:
+    """After a while that gets longer as long as that goes wrong."""
+    keys, clock = chain(*"abc"), Clock()
+    stack, pool, aside, offloader = with_outgoing(keys, 2, clock)
+    began, tried = clock.now, []
     try:
-        for _ in range(2):
+        for second in range(0, 600, 10):
+            clock.now = began + second
+            aside.fails = second < 300
+            stack.flush("all")
+            before = len(aside.copied)
             offloader.submit(offered(stack, pool, keys))
             assert offloader.wait(60)
             assert offloader.take_answer()
+            assert stack.probe(keys) == 3
+            tried += [second] if len(aside.copied) > before else []
+            if aside.found:
+                break
     finally:
         offloader.close()
-    assert stack.probe(keys) == 3
-    assert (sorted(aside.free), aside.found, aside.closed) == ([0, 1], {}, 1)
-    assert caplog.text.count("pages go to other GPUs through host memory") == 1
+    assert tried == [0, 30, 90, 210, 450]  # twice as long each time
+    assert len(aside.found) == 2
+    rests = [event.fields["seconds"] for event in stack.events.since() if event.kind == "offload.not_aside"]
+    assert rests == [30.0, 60.0, 120.0, 240.0]
+    assert aside.closed == 0
     check(stack)
 
 

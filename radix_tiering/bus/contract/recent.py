@@ -75,3 +75,8 @@ class LinkRates:
         if before is None or now <= before[0]:
             return None
         return round(max(0, nbytes - before[1]) / (now - before[0]))
+
+    def only(self, links: Collection[str]) -> None:
+        """Forget other links: donors come and go."""
+        for gone in self._before.keys() - set(links):
+            del self._before[gone]

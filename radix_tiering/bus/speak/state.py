@@ -153,6 +153,7 @@ class RankSpeaker:
         told = _links(stack)
         recent = {name: self._recent.of(name, latency) for name, latency in _latencies(stack, told)}
         self._recent.only(recent)
+        self._rates.only(told)
         for tier, counters in stack.tiers.items():
             self._write(batch, records.tier_record(counters, recent[f"tier {tier}"], time=now), "tier", tier=tier)
         links = {

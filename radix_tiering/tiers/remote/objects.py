@@ -31,6 +31,8 @@ _HEAD = struct.Struct(f"<8sHHIQ{NAMESPACE_BYTES}s")
 _ENTRY_BYTES = KEY_BYTES + DIGEST_BYTES
 #: Pages whose keys and checksums a header has room for.
 MOST_PAGES = 64
+#: Whose names are remembered.
+MOST_NAMESPACES = 1024
 
 
 class ObjectShape(NamedTuple):
@@ -78,6 +80,8 @@ class ObjectNames:
         """16 bytes for a namespace."""
         found = self._namespaces.get(digest)
         if found is None:
+            if len(self._namespaces) >= MOST_NAMESPACES:
+                self._namespaces.clear()  # each update of the weights begins a new one
             mixed = hashlib.blake2b(digest + self._scope, digest_size=NAMESPACE_BYTES, key=self._secret)
             found = self._namespaces[digest] = mixed.digest()
         return found

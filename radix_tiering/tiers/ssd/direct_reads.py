@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 PAGES_UNDER_WAY = 32
 #: Pages that wait to have their digests learnt at most; the others come through host memory once more.
 MOST_LEARNING = 256
-#: After so many reads in a row that failed, none is tried for so long, seconds: pages come up through host memory.
-FAILURES, REST_SECONDS = 8, 30.0
+#: After so many reads in a row that failed, none is tried for so long, seconds, doubled up to the most: pages come up
+#: through host memory.
+FAILURES, REST_SECONDS, MOST_REST_SECONDS = 8, 30.0, 600.0
 #: How long the end waits for a read that does not come back, seconds.
 CLOSE_SECONDS = 5.0
 
@@ -97,7 +98,7 @@ class DirectReads:
         self._failed = 0  # reads, since the last that came
         self._why = ""  # the last of them failed, if a library has said so
         self._fault_logger = FaultLogger(logger)
-        self._rest_until = float("-inf")
+        self._rest, self._rest_until = 0.0, float("-inf")
         self._lock = runner.lock()
         self._closing = False
         self._thread = runner.thread(self._run, "swift-direct")
@@ -245,15 +246,17 @@ class DirectReads:
         self._failed = self._failed + 1 if outcome is ReadOutcome.IO_ERROR else 0
         self._why = self._why if self._failed else ""
         if self._failed == FAILURES:
-            self._failed, self._rest_until = 0, self._clock() + REST_SECONDS
+            self._rest = min(MOST_REST_SECONDS, max(REST_SECONDS, 2 * self._rest))
+            self._failed, self._rest_until = 0, self._clock() + self._rest
             logger.warning(
                 "swift-tiers: %d reads straight to the GPU in a row have failed, the last with %s: pages come through "
                 'host memory for %d s; `ssd.gpu_direct` "off" ends the trying',
                 FAILURES,
                 self._why or "fewer bytes than a page has",
-                REST_SECONDS,
+                self._rest,
             )
         if outcome is ReadOutcome.OK:
+            self._rest = 0.0
             self.link.count(1, self._landing.page_bytes, self._clock() - read.since)
         else:
             self._landing.give_back(read.slot)

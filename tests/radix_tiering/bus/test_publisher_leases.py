@@ -134,6 +134,9 @@ def test_the_rate_of_a_link_is_that_of_the_last_interval() -> None:
     now = 102.5
     assert rates.of("peer-host", 9000) == 0
     assert rates.of("host-peer", 9000) is None
+    rates.only(["host-peer"])
+    now = 103.0
+    assert rates.of("peer-host", 9000) is None, "a donor that went is forgotten"
 
 
 def test_a_link_that_is_busy_shows_its_rate(redis: RealRedis, publish: Publish, told: MadeUp) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.tiers.remote.objects import (
     HEADER_BYTES,
+    MOST_NAMESPACES,
     MOST_PAGES,
     ObjectHeader,
     ObjectNames,
@@ -100,3 +101,13 @@ def test_a_name_says_what_it_is_of_to_those_who_have_the_secret_alone() -> None:
     assert KEYS[0].hex() not in secret.name(SPACE, KEYS[0])
     others = [ObjectNames(SHAPE, scope="H100"), ObjectNames(SHAPE._replace(run=3)), ObjectNames(SHAPE, secret=b"b")]
     assert len({names.name(SPACE, KEYS[0]) for names in [open_names, secret, *others]}) == 5
+
+
+def test_namespaces_that_come_and_go_for_months_are_not_all_remembered() -> None:
+    """Each update of the weights begins one."""
+    names = ObjectNames(SHAPE, "here", b"")
+    first = names.namespace(bytes(16))
+    for number in range(2 * MOST_NAMESPACES):
+        names.namespace(number.to_bytes(16, "big"))
+        assert len(names._namespaces) <= MOST_NAMESPACES
+    assert names.namespace(bytes(16)) == first
