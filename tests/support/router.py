@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -16,9 +17,10 @@ from sglang.srt.disaggregation.kv_events import (
     KVEventBatch,
     StorageMedium,
 )
-from sglang.srt.mem_cache.utils import get_hash_str, hash_str_to_int64
+from sglang.srt.mem_cache.utils import hash_str_to_int64
 
 from swift_tiers.radix_tiering.table import kernels
+from swift_tiers.sglang_ext.build.page_hash import page_hashes
 
 GPU, BENEATH = StorageMedium.GPU, StorageMedium.CPU
 
@@ -90,7 +92,9 @@ class Subscriber:
 def blocks_of(token_ids: list[int], page_tokens: int) -> list[int]:
     """The whole pages of a prompt that has no key, as SGLang's events name them: by the beginning of a page's hash."""
     end = len(token_ids) // page_tokens * page_tokens
-    return [hash_str_to_int64(key) for key in get_hash_str(token_ids[:end], page_size=page_tokens)]
+    # Not by SGLang's own, which has to be compiled first.
+    keys = page_hashes(array("I", token_ids[:end]), end, 1, False, None, page_tokens)
+    return [hash_str_to_int64(key) for key in keys]
 
 
 def listening(arguments: list[str]) -> list[str]:
