@@ -133,7 +133,10 @@ class PolicyConfig(Section, frozen=True):
 
     eviction: Annotated[
         Literal["lru", "lfu"],
-        Meta(description="Which pages leave first: the longest unused, or the least often used"),
+        Meta(
+            description="Which pages leave first: the longest unused, or the least often used, however long ago: for "
+            "what stays popular, as nothing grows old"
+        ),
     ] = "lru"
     write: Annotated[
         Literal["through", "back"],

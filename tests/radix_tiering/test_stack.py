@@ -30,6 +30,7 @@ from support.engine import (
     namespace,
     put,
     settle,
+    wait_until,
 )
 from support.faulty_array import Fail, Fault, FaultyArray
 
@@ -735,6 +736,50 @@ def test_a_device_that_is_full_beneath_its_file_is_told_of():
     assert "ENOSPC" in event.fields["reason"]
     devices = stack.snapshot().devices
     assert [(device.in_service, device.takes_pages) for device in devices] == [(True, False), (True, True)]
+    check(stack)
+
+
+def test_a_device_that_was_full_is_written_to_again():
+    """After a minute, and after two where it is full still; but not if an operator drains it meanwhile."""
+    array, clock = FaultyArray(MemoryArray([2**20] * 2, seed=4)), Clock()
+    ssd = memory_ssd(array=array, clock=clock)
+    stack = make_stack(ssd=ssd, clock=clock)
+    names = iter("abcdefghijklmnopqrst")
+
+    def takes() -> list[bool]:
+        return [device.takes_pages for device in stack.snapshot().devices]
+
+    def writes() -> None:
+        put(stack, chain(*(next(names) for _ in range(4))))
+        stack.wait_written(10)
+
+    array.add(Fault(Fail(errno.ENOSPC), device=0, operation=Operation.WRITE))
+    writes()
+    assert takes() == [False, True]
+    clock.now += 59
+    time.sleep(0.01)
+    assert takes() == [False, True]
+    clock.now += 2
+    wait_until(lambda: takes() == [True, True], "it is not tried again")
+    writes()
+    assert takes() == [False, True], "it is full still"
+    array.clear()
+    clock.now += 61
+    writes()
+    assert takes() == [False, True], "it was too soon the last time"
+    clock.now += 60
+    wait_until(lambda: takes() == [True, True], "it is not tried again")
+    writes()
+    assert takes() == [True, True]
+    ssd.commands(stack.config)["drain"]("0")
+    array.add(Fault(Fail(errno.ENOSPC), device=1, operation=Operation.WRITE))
+    writes()
+    ssd.commands(stack.config)["drain"]("1")
+    clock.now += 7200
+    stack.wait_written(10)
+    wait_until(lambda: ssd.stripes._io._next_check > clock.now, "the devices are not looked at")
+    assert takes() == [False, False], "who drains a device wants it so"
+    assert [device.reason for device in stack.snapshot().devices] == ["draining"] * 2
     check(stack)
 
 

@@ -1,8 +1,11 @@
 """One device of a stripe set, as the engine sees it: in service or not, and why.
 
     OPENING --index read--> IN --drain, no room--> DRAINING --fault--> OUT        IN --fault--> OUT
+                             ^---after a while----------'
 
-A device that is OUT stays out until the stripe set is opened again. The stripe set's lock guards all of this.
+A device that had no room is written to again after a while, which shows whether there is some; one that an operator
+drains is not, and one that is OUT stays out until the stripe set is opened again. The stripe set's lock guards all of
+this.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 #: Errors that are this machine's, and not the device's: one page is not written, or not read now.
 PASSING = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
+
+#: How long a device that had no room gets nothing new, seconds: doubled up to the most where that was too soon.
+FIRST_REST, MOST_REST = 60.0, 3600.0
 
 #: The reason of a device that an operator drains.
 DRAINED = "draining"
@@ -68,6 +74,29 @@ class DeviceState:
         self.slots = slots
         self.service = Service.IN
         self.reason = ""
+        #: When a device that had no room is to be written to again; None: not of itself.
+        self.tries_at: float | None = None
+        self._rest, self._tried_at = 0.0, float("-inf")
+
+    def shut(self, reason: str, now: float | None) -> bool:
+        """-> DRAINING, for want of room since `now`, or None: because an operator wants that. Whether it was IN."""
+        if self.service is Service.DRAINING and now is None:
+            self.reason, self.tries_at = reason, None
+        if self.service is not Service.IN:
+            return False
+        self.service, self.reason = Service.DRAINING, reason
+        if now is not None:
+            too_soon = now - self._tried_at <= self._rest
+            self._rest = min(MOST_REST, 2 * self._rest) if too_soon else FIRST_REST
+            self.tries_at = now + self._rest
+        return True
+
+    def tries(self, now: float) -> bool:
+        """-> IN, if it is time for that. Whether it is."""
+        if self.service is not Service.DRAINING or self.tries_at is None or now < self.tries_at:
+            return False
+        self.service, self.reason, self.tries_at, self._tried_at = Service.IN, "", None, now
+        return True
 
     def failed(self, units: Units, writing: bool, error: int) -> tuple[str, bool]:
         """Count a request that failed. Why the device has to go out of service, or an empty string; and whether nothing

@@ -71,6 +71,7 @@ class IoThread:
         runner: Runner,
         on_device_out: Callable[[int, str], None],
         on_device_full: Callable[[int, str], None],
+        on_room: Callable[[], None],
     ) -> None:
         self.array = array
         self.runner = runner
@@ -80,7 +81,7 @@ class IoThread:
         self._max_writes = max_writes
         self._max_units = max_units
         self._clock = clock = runner.monotonic
-        self._on_device_out, self._on_device_full = on_device_out, on_device_full
+        self._on_device_out, self._on_device_full, self._on_room = on_device_out, on_device_full, on_room
         self._devices: list[DeviceState] = []
         self._allocator = SlotAllocator([])
         self._set_id = b""
@@ -495,7 +496,7 @@ class IoThread:
         self.units.fail(transfer)
         if fault:
             self.take_out(device, fault)
-        elif is_full and self.shut(device, write_failed(error)):
+        elif is_full and self.shut(device, write_failed(error), self._clock()):
             self._outbox.append(DeviceNews(device, write_failed(error), is_out=False))
         return self.units.back(np.array([row]))
 
@@ -539,15 +540,23 @@ class IoThread:
                         self._write_over(transfer)
                         self._end(transfer)
 
-    def shut(self, device: int, reason: str) -> bool:
-        """-> DRAINING: nothing new comes to this device, and what it has is served. Whether it was in service."""
+    def shut(self, device: int, reason: str, now: float | None = None) -> bool:
+        """-> DRAINING: nothing new comes to this device, and what it has is served. Whether it was in service. `now`:
+        of one that has no room, which may have some later."""
         with self._wake:
-            state = self._devices[device]
-            if state.service is not Service.IN:
-                return False
-            state.service, state.reason = Service.DRAINING, reason
-            self._allocator.shut(device)
-            return True
+            was_in = self._devices[device].shut(reason, now)
+            if was_in:
+                self._allocator.shut(device)
+            return was_in
+
+    def _try_again(self, now: float) -> None:
+        """Devices that had no room are written to again, when it is time for that."""
+        with self._wake:
+            tried = [state.device for state in self._devices if state.tries(now)]
+            for device in tried:
+                self._allocator.reopen(device)
+        if tried:
+            self._guarded(self._on_room)
 
     def take_out(self, device: int, reason: str) -> None:
         """-> OUT: no new work for this device; what waits for it ends, and so do writes that are under way on it.
@@ -642,6 +651,7 @@ class IoThread:
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL
+        self._try_again(now)
         since = now - self.patience.seconds
         serving = [state.device for state in self._devices if state.service is not Service.OUT]
         late = {device: self._late_answers(device, since) for device in serving}

@@ -90,6 +90,12 @@ class SlotAllocator:
             self._open.remove(device)
             self._count()
 
+    def reopen(self, device: int) -> None:
+        """Give slots of this device again."""
+        if device not in self._open:
+            self._open = sorted([*self._open, device])
+            self._count()
+
     def makes_room(self, placement: Placement) -> bool:
         """Whether a slot of a page on open devices is among these."""
         return any(device in self._open for device, _ in placement)

@@ -24,6 +24,7 @@ from . import DeviceArray, ReadRequest, StoredPage, StripeSet, WriteRequest
 from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
+from .device_state import DRAINED
 from .direct_reads import DirectReads
 from .layout import RECORD_DTYPE
 from .places import MOST_DEVICES, MOST_UNITS, StripePlaces
@@ -264,8 +265,10 @@ class SsdTier(Tier):
         return {"device": self.paths[part]}
 
     def watch(self, listener: TierListener) -> None:
-        """Tell `listener`, on "ssd-io", of devices that leave service, and of those that take nothing any more."""
+        """Tell `listener`, on "ssd-io", of devices that leave service, and of those that take nothing any more, and of
+        such as may have room again."""
         self.stripes.on_device_out, self.stripes.on_device_full = listener.gone, listener.full
+        self.stripes.on_room = listener.room
 
     # ---- namespaces and restarts ----
 
@@ -321,7 +324,7 @@ class SsdTier(Tier):
         if not argument.isdecimal() or int(argument) >= len(devices):
             raise CommandRefusedError(f"device: there is no device {argument} here, only 0 to {len(devices) - 1}")
         device = devices[int(argument)]
-        if device.service == "draining":
+        if device.service == "draining" and device.reason == DRAINED:
             return Obeyed(f"{device.path} was draining already")
         if not device.in_service:
             raise CommandRefusedError(f"device: {device.path} is out of service: {device.reason}")

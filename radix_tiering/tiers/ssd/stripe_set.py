@@ -106,6 +106,7 @@ class StripeSet:
         self.on_device_out = on_device_out
         #: ... and when it has no room, or cannot be written, any more: nothing new goes there. May be replaced.
         self.on_device_full: DeviceOutCallback = lambda device, reason: None
+        self.on_room: Callable[[], None] = lambda: None
         self.set_id = members.set_id
         self.unit_bytes = members.unit_bytes
         #: Whether it is known what the devices have. Nothing is read or written before.
@@ -185,6 +186,7 @@ class StripeSet:
             runner=runner,
             on_device_out=lambda device, reason: stripes.on_device_out(device, reason),
             on_device_full=lambda device, reason: stripes.on_device_full(device, reason),
+            on_room=lambda: stripes.on_room(),
         )
 
         def start() -> None:
