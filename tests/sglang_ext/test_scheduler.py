@@ -78,7 +78,11 @@ def ways_into_sglang(s) -> dict[str, list[str]]:
 
     return {
         "arguments": sorted(field.name for field in msgspec.structs.fields(ServerArgs)),
-        "requests": sorted(kind.__name__ for kind in s.scheduler._request_dispatcher._mapping),
+        "requests": sorted(
+            kind.__name__
+            for kind in s.scheduler._request_dispatcher._mapping
+            if not kind.__module__.startswith("swift_tiers.")
+        ),
         "forwards": sorted(name for name in dir(TpModelWorker) if "forward_batch" in name),
         "forward modes": [mode.name for mode in ForwardMode],
         "loops": sorted(name for name in dir(s.scheduler) if name.startswith("event_loop_")),
