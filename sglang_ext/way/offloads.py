@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.base.rest import Rest
 from swift_tiers.radix_tiering.base.runner import Thread
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD
@@ -133,7 +134,7 @@ class Offloader:
         self._in_hand: Offload | None = None  # the thread works on it
         self._cut_short: Offload | None = None  # the thread is to copy no more of it than what it is copying
         self._closed = False
-        self._aside_rest = self._aside_at = 0.0
+        self._aside_rest = Rest(FIRST_ASIDE_REST, MOST_ASIDE_REST)
         self._thread = self._spawn()
 
     # ---- the scheduler's thread ----
@@ -393,9 +394,10 @@ class Offloader:
         """Copy pool pages to outgoing memory, as many of the first ones as it has room for, once events `after` have
         come; their rows there, which are the caller's."""
         outgoing = self._pool.outgoing
-        rests = self._runner.monotonic() < self._aside_at
-        rows = outgoing.take(len(pages)) if outgoing is not None and not rests else []
-        if outgoing is None or not rows:
+        if outgoing is None or not self._aside_rest.is_over(self._runner.monotonic()):
+            return []
+        rows = outgoing.take(len(pages))
+        if not rows:
             return []
         try:
             self._pool.copy_aside(pages[: len(rows)], rows, after)
@@ -404,15 +406,14 @@ class Offloader:
             if not isinstance(error, Exception):
                 raise
             # Host memory is to have them all the same.
-            self._aside_rest = min(MOST_ASIDE_REST, max(FIRST_ASIDE_REST, 2 * self._aside_rest))
-            self._aside_at = self._runner.monotonic() + self._aside_rest
+            seconds = self._aside_rest.failed(self._runner.monotonic())
             logger.exception(
                 "swift-tiers: for %.0f s pages go to other GPUs through host memory: they could not be set aside",
-                self._aside_rest,
+                seconds,
             )
-            self._stack.events.emit("offload.not_aside", seconds=self._aside_rest, error=repr(error))
+            self._stack.events.emit("offload.not_aside", seconds=seconds, error=repr(error))
             return []
-        self._aside_rest = 0.0
+        self._aside_rest.went_well()
         return rows
 
     def _commit(self, put: Put, digests: list[bytes | None], rows: list[int]) -> None:

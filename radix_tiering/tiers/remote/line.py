@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ...base.rest import Rest
 from ...base.token_bucket import TokenBucket
 from .arrivals import ArrivalMemory
 from .breaker import FIRST_REST, MOST_REST, Asked, Breaker
@@ -108,8 +109,7 @@ class EngineLine:
         self._brought = ""  # an object that it brought
         self._tries = 0  # by reads
         self._troubles: set[str] = set()  # what has been told of why nothing is asked
-        self._puts_rest = 0.0  # for so long nothing is written after the last error, seconds; 0: there was none since
-        self._puts_at = 0.0  # when something may be written again
+        self._puts_rest = Rest(FIRST_REST, MOST_REST)  # after an error nothing is written for a while
         self._puts_late = 0  # that are still under way
         self._well_at = -math.inf  # when something else was answered well
         self._number = 0
@@ -122,7 +122,7 @@ class EngineLine:
     @property
     def takes(self) -> bool:
         """Whether it may be asked to take something. Any thread."""
-        return self.open and not self._puts_late and self._clock() >= self._puts_at
+        return self.open and not self._puts_late and self._puts_rest.is_over(self._clock())
 
     @property
     def alive(self) -> bool:
@@ -211,7 +211,7 @@ class EngineLine:
             if error:
                 self._rest_puts(error)
             else:
-                self._puts_rest = 0.0
+                self._puts_rest.went_well()
         elif error:
             self._missed(job.verb, "remote.fails", reason=error)
         elif job.verb == "get" and not any(answer.done):
@@ -268,9 +268,7 @@ class EngineLine:
 
     def _rest_puts(self, reason: str) -> None:
         """Nothing is written for a while, which is told once."""
-        self._puts_rest = min(MOST_REST, max(FIRST_REST, 2 * self._puts_rest))
-        self._puts_at = self._clock() + self._puts_rest
-        if self._puts_rest == FIRST_REST:
+        if self._puts_rest.failed(self._clock()) == FIRST_REST:
             self._emit("remote.fails", reason=reason)
 
     def _missed(self, kind: Asked, trouble: str, **facts: object) -> None:

@@ -14,6 +14,7 @@ import errno
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...base.rest import Rest
 from ...figures.counters import DeviceCounters
 from .layout import Geometry
 from .slots import SlotMap
@@ -31,9 +32,9 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 #: Errors that are this machine's, and not the device's: one page is not written, or not read now.
 PASSING = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
-
 #: How long a device that had no room gets nothing new, seconds: doubled up to the most where that was too soon.
 FIRST_REST, MOST_REST = 60.0, 3600.0
+
 
 #: The reason of a device that an operator drains.
 DRAINED = "draining"
@@ -74,28 +75,26 @@ class DeviceState:
         self.slots = slots
         self.service = Service.IN
         self.reason = ""
-        #: When a device that had no room is to be written to again; None: not of itself.
-        self.tries_at: float | None = None
-        self._rest, self._tried_at = 0.0, float("-inf")
+        self._rest = Rest(FIRST_REST, MOST_REST)  # of one that has no room
+        self._tried_at = float("-inf")
 
-    def shut(self, reason: str, now: float | None) -> bool:
-        """-> DRAINING, for want of room since `now`, or None: because an operator wants that. Whether it was IN."""
-        if self.service is Service.DRAINING and now is None:
-            self.reason, self.tries_at = reason, None
-        if self.service is not Service.IN:
-            return False
-        self.service, self.reason = Service.DRAINING, reason
-        if now is not None:
-            too_soon = now - self._tried_at <= self._rest
-            self._rest = min(MOST_REST, 2 * self._rest) if too_soon else FIRST_REST
-            self.tries_at = now + self._rest
-        return True
+    def shut(self, reason: str, now: float) -> bool:
+        """-> DRAINING: since it has no room, or is `DRAINED`, which one without room may become, too. Whether it was
+        IN."""
+        was = self.service
+        if was is Service.IN or (was is Service.DRAINING and reason == DRAINED):
+            self.service, self.reason = Service.DRAINING, reason
+        if was is Service.IN and reason != DRAINED:
+            if now - self._tried_at > self._rest.seconds:
+                self._rest.went_well()
+            self._rest.failed(now)
+        return was is Service.IN
 
     def tries(self, now: float) -> bool:
-        """-> IN, if it is time for that. Whether it is."""
-        if self.service is not Service.DRAINING or self.tries_at is None or now < self.tries_at:
+        """-> IN, if it had no room, and it is time to try. Whether it is."""
+        if self.service is not Service.DRAINING or self.reason == DRAINED or not self._rest.is_over(now):
             return False
-        self.service, self.reason, self.tries_at, self._tried_at = Service.IN, "", None, now
+        self.service, self.reason, self._tried_at = Service.IN, "", now
         return True
 
     def failed(self, units: Units, writing: bool, error: int) -> tuple[str, bool]:

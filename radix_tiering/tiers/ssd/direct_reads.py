@@ -18,6 +18,7 @@ import numpy as np
 
 from ...base.page import round_up
 from ...base.repeats import FaultLogger
+from ...base.rest import Rest
 from ...base.runner import THREADS, Empty, Flag, Runner
 from ...figures.counters import LinkCounters
 from ..host.landing import Landing
@@ -98,7 +99,7 @@ class DirectReads:
         self._failed = 0  # reads, since the last that came
         self._why = ""  # the last of them failed, if a library has said so
         self._fault_logger = FaultLogger(logger)
-        self._rest, self._rest_until = 0.0, float("-inf")
+        self._rest = Rest(REST_SECONDS, MOST_REST_SECONDS)
         self._lock = runner.lock()
         self._closing = False
         self._thread = runner.thread(self._run, "swift-direct")
@@ -109,7 +110,7 @@ class DirectReads:
 
         `done(outcome, slot)`: with OK the page lies in that slot, verified; else there is none.
         """
-        slot = self._landing.take() if self._clock() >= self._rest_until else None
+        slot = self._landing.take() if self._rest.is_over(self._clock()) else None
         if slot is None:
             return False
         with self._lock:
@@ -246,17 +247,16 @@ class DirectReads:
         self._failed = self._failed + 1 if outcome is ReadOutcome.IO_ERROR else 0
         self._why = self._why if self._failed else ""
         if self._failed == FAILURES:
-            self._rest = min(MOST_REST_SECONDS, max(REST_SECONDS, 2 * self._rest))
-            self._failed, self._rest_until = 0, self._clock() + self._rest
+            self._failed = 0
             logger.warning(
                 "swift-tiers: %d reads straight to the GPU in a row have failed, the last with %s: pages come through "
                 'host memory for %d s; `ssd.gpu_direct` "off" ends the trying',
                 FAILURES,
                 self._why or "fewer bytes than a page has",
-                self._rest,
+                self._rest.failed(self._clock()),
             )
         if outcome is ReadOutcome.OK:
-            self._rest = 0.0
+            self._rest.went_well()
             self.link.count(1, self._landing.page_bytes, self._clock() - read.since)
         else:
             self._landing.give_back(read.slot)

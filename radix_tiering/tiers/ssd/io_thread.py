@@ -496,7 +496,7 @@ class IoThread:
         self.units.fail(transfer)
         if fault:
             self.take_out(device, fault)
-        elif is_full and self.shut(device, write_failed(error), self._clock()):
+        elif is_full and self.shut(device, write_failed(error)):
             self._outbox.append(DeviceNews(device, write_failed(error), is_out=False))
         return self.units.back(np.array([row]))
 
@@ -540,11 +540,10 @@ class IoThread:
                         self._write_over(transfer)
                         self._end(transfer)
 
-    def shut(self, device: int, reason: str, now: float | None = None) -> bool:
-        """-> DRAINING: nothing new comes to this device, and what it has is served. Whether it was in service. `now`:
-        of one that has no room, which may have some later."""
+    def shut(self, device: int, reason: str) -> bool:
+        """-> DRAINING: nothing new comes to this device, and what it has is served. Whether it was in service."""
         with self._wake:
-            was_in = self._devices[device].shut(reason, now)
+            was_in = self._devices[device].shut(reason, self._clock())
             if was_in:
                 self._allocator.shut(device)
             return was_in
