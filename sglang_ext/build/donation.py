@@ -123,24 +123,26 @@ class Demand:
         scheduler, allocator = self._scheduler, self._allocator
         free = allocator.available_size() + scheduler.tree_cache.evictable_size()
         total: int = allocator.size
-        # What all ranks of a server count alike, and no more: how many that wait are looked at goes by it, since what
-        # those come back to is taken for used now, which decides what is evicted.
-        alike = tokens = total - free - allocator.lent_tokens
+        tokens = total - free - allocator.lent_tokens
         begun = self._begun()
         self._rate.look_at(begun)
-        ahead = self.ahead
         expected: float = scheduler.new_token_ratio_tracker.current
-        for req in begun:
-            alike += self._growth(req, expected, AHEAD_TOKENS)
-            tokens += self._growth(req, expected, ahead)
+        counted = [(req, expected) for req in begun]
+        # What all ranks of a server count alike, and no more: how many that wait are looked at goes by it, since what
+        # those come back to is taken for used now, which decides what is evicted.
+        alike = tokens + sum(self._growth(req, part, AHEAD_TOKENS) for req, part in counted)
         room = max(1, scheduler.max_running_requests - len(begun))
         for req in scheduler.waiting_queue[:room]:
             if alike >= total:
                 break
             kept = self._kept_for(req)
+            tokens -= kept
             alike += self._growth(req, 1.0, AHEAD_TOKENS) - kept
-            tokens += self._growth(req, 1.0, ahead) - kept
-        return min(tokens, total)
+            counted.append((req, 1.0))
+        ahead = self.ahead
+        if ahead == AHEAD_TOKENS:
+            return min(alike, total)
+        return min(tokens + sum(self._growth(req, part, ahead) for req, part in counted), total)
 
     @property
     def ahead(self) -> int:

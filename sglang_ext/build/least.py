@@ -17,3 +17,9 @@ def least(values: Sequence[Sequence[int]] | np.ndarray, all_reduce: AllReduce) -
     all_reduce(said, torch.distributed.ReduceOp.MIN)
     agreed: list[list[int]] = said.tolist()
     return agreed
+
+
+def least_and_most(values: Sequence[int], all_reduce: AllReduce) -> list[tuple[int, int]]:
+    """The least and the most that any rank says of each of these, in one go: the same where all say alike."""
+    low, high = least([values, [-value for value in values]], all_reduce)
+    return list(zip(low, (-value for value in high), strict=True))

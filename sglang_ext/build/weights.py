@@ -23,7 +23,7 @@ import xxhash
 
 from ..pools.supported import drafts_by_model
 from .content_names import ContentNames, FileChangedError, FileState
-from .least import AllReduce, least
+from .least import AllReduce, least_and_most
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +182,10 @@ class LoadedAdapters:
         """
         if adapter_id not in self._known:
             found = _digest_of_loaded(manager, adapter_id)
-            words = [0] * 4 if found is None else [int(found[at : at + 8], 16) for at in range(0, 32, 8)]
-            has, *said = least([[int(found is not None), *words, *(-word for word in words)]], all_reduce)[0]
-            if not has or said[:4] != [-word for word in said[4:]]:
+            # None is another than all digests: one word more.
+            words = [0] * 5 if found is None else [1, *(int(found[at : at + 8], 16) for at in range(0, 32, 8))]
+            said = least_and_most(words, all_reduce)  # asked by every rank, whatever it has found
+            if found is None or any(low != high for low, high in said):
                 logger.warning("swift-tiers: what adapter %s holds is not known on all ranks", adapter_id)
                 found = None
             self._known[adapter_id] = found

@@ -24,8 +24,9 @@ from sglang.srt.session.streaming_session import is_virtual_node
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.restore.flight import Step
 
-from ..build.least import least
+from ..build.least import least, least_and_most
 from ..pools.kept import attention_allocator
+from ..pools.states import StatePool
 from ..tell.kv_events import KvEvents
 from ..tell.request_facts import RequestFacts
 from ..tell.sampler import Sampler
@@ -137,7 +138,9 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
-            request.begin(tail, prefix, self.cache_linker.pool.states, self._held_on_all_ranks(request, tail))
+            states = self.cache_linker.pool.states
+            held = tail if states is None else tail[: self._held_on_all_ranks(request, tail, states)]
+            request.begin(held, prefix, states, len(tail))
         if self._has_windows:
             if prefix and not restarts:
                 self._meet_window(node, prefix[-1])
@@ -145,17 +148,15 @@ class SwiftLinkerWrapper(StatefulLinkerWrapper):
             request.give_up()
         return request
 
-    def _held_on_all_ranks(self, request: TieredRequest, tail: Sequence[str]) -> int:
-        """How many pages of `tail` every rank holds with a state behind them, where the model keeps states: the longest
-        part that all of them have, though one may have lost the state behind a longer one."""
-        states, most = self.cache_linker.pool.states, len(tail)
-        if states is None:
-            return 0
+    def _held_on_all_ranks(self, request: TieredRequest, tail: Sequence[str], states: StatePool) -> int:
+        """How many pages of `tail` every rank holds with a state behind them: the longest part that all of them have,
+        though one may have lost the state behind a longer one."""
+        low = len(tail)
         for _ in range(_ENDS_COMPARED):
-            mine = request.held_with_state(tail[:most], states)
-            ((most, other),) = least([[mine, -mine]], self.cache._all_reduce_attn_groups)
-            if most == 0 or most == -other:
-                return most
+            mine = request.held_with_state(tail[:low], states)
+            ((low, high),) = least_and_most([mine], self.cache._all_reduce_attn_groups)
+            if low in (0, high):
+                return low
         return 0
 
     def restart(self, request: TieredRequest) -> bool:

@@ -147,13 +147,11 @@ class TieredRequest:
         hashes: Sequence[str],
         prefix_hashes: Sequence[str] = (),
         states: StatePool | None = None,
-        held: int = 0,
+        wanted: int | None = None,
     ) -> None:
         """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has; where the model keeps
-        `states`, the first `held` of them, and the state that is behind these on every rank."""
-        wanted = len(hashes)
-        if states is not None:
-            hashes = hashes[:held]
+        `states`, with the one that is behind them on every rank. `wanted`: so many pages were looked for; None: these.
+        """
         keys = list(map(unhexlify, hashes))
         if states is not None:
             behind = states.keys(keys[-1]) if keys else []

@@ -19,6 +19,7 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
+from support import states_on_cpu
 from support.any_life import Conversation, Life, LifeBesideADonor, LifeBesideAStore, conversations, tiers_of_a_life
 from support.models import tiny_gemma, tiny_hybrid, tiny_mla
 from support.servers import START_SECONDS, Plain, Site, shared_store
@@ -80,7 +81,7 @@ KINDS = {
         },
         model=tiny_hybrid,
         prepare="support.states_on_cpu.with_states_of_pages",
-        environment={"SGLANG_MAMBA_CONV_DTYPE": "float32", "TRITON_INTERPRET": "1"},
+        environment=states_on_cpu.ENVIRONMENT,
     ),
     "two ranks": Kind(
         {"restore": {"strategy": "token-wise", "chunk": 64}, "ssd": {"throttle": "3MiB"}},

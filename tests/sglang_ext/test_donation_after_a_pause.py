@@ -169,13 +169,12 @@ def test_ranks_take_the_same_prefixes_for_used_whatever_their_clocks_say(
     generate each rank measures for itself."""
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    used: list[list[int]] = []
-    said: list[int] = []
+    used: list[list[str]] = []
     for behind in (0.0, late):
         now[0] = behind
         running = [_request(f"runs{number}", 64, 8000) for number in range(60)]
         waiting = [_request(f"waits{number}", 200, 100) for number in range(600)]
-        looked: list[int] = []
+        looked: list[str] = []
         tree = SimpleNamespace(
             evictable_size=lambda: 0,
             kept=SimpleNamespace(wait_for=lambda node, looked=looked: looked.append(node) or 32),
@@ -194,7 +193,7 @@ def test_ranks_take_the_same_prefixes_for_used_whatever_their_clocks_say(
             req.output_ids.extend([0] * 60)
             req.kv.kv_allocated_len += 60
         looked.clear()
-        said.append(demand())
+        demand()
         used.append(looked)
     assert demand.ahead > AHEAD_TOKENS, "they are not fast enough for this to test anything"
     assert 0 < len(used[0]) < 600, "it looks at none, or all"

@@ -174,11 +174,11 @@ def test_ranks_go_back_to_the_longest_part_that_each_has_a_state_behind(ends: li
 
         wrapper: Any = SwiftLinkerWrapper.__new__(SwiftLinkerWrapper)
         wrapper.cache = SimpleNamespace(_all_reduce_attn_groups=all_reduce)
-        wrapper.cache_linker = SimpleNamespace(pool=SimpleNamespace(states="some"))
+        states: Any = object()
         request: Any = SimpleNamespace(
             held_with_state=lambda hashes, states: max((end for end in ends[rank] if end <= len(hashes)), default=0)
         )
-        return wrapper._held_on_all_ranks(request, tail), asked
+        return wrapper._held_on_all_ranks(request, tail, states), asked
 
     with ThreadPoolExecutor(len(ends)) as pool:
         found = list(pool.map(found_on, range(len(ends))))
