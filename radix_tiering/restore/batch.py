@@ -264,10 +264,11 @@ class Batch(Generic[Request]):
         for a prefix of few chunks is a good part of the whole. But a step that leaves anything to them is followed by
         one forward more, and one that leaves little was hardly worth a forward: where computing all of it, or waiting
         for all of it, is as soon done, the device does that, and likewise where what doing both would save is less
-        than what costs leave open. It never waits where nothing is on its way. A step that computes all that is left
-        may compute what has arrived or is on its way, too, where that is sooner than a jump and one forward more:
-        whoever takes it abandons what is on its way (`Flight.abandon_loading`). Costs that are not known leave the
-        step as it is. `free_in`: seconds for which the device has something to do already.
+        than what costs leave open. It never waits where nothing is on its way. A step that computes all that is left,
+        or begins to where that takes several forwards, may compute what has arrived or is on its way, too, where that
+        is sooner than to wait, or than a jump and one forward more: whoever takes it abandons what is on its way
+        (`Flight.abandon_loading`). Costs that are not known leave the step as it is. `free_in`: seconds for which the
+        device has something to do already.
         """
         member = self._members[request]
         step = member.flight.step(most)
@@ -307,27 +308,28 @@ class Batch(Generic[Request]):
         return Step(jump, jump + units)
 
     def _all_of_it(self, member: Member, forward: Forward, step: Step, most: int, free_in: float) -> Step:
-        """`step`; or, where the first token comes sooner so, one that computes all that is missing, which then is not
-        waited for, and one that goes on to the end, whatever has arrived: what follows joins it, and takes no forward
-        of its own."""
+        """`step`; or, where the first token comes sooner so, one that computes all that is missing, by as many forwards
+        as that takes, so that it is not waited for, and one that goes on to the end, whatever has arrived: what follows
+        joins it, and takes no forward of its own."""
         flight, end = member.flight, len(member.flight)
         if step.end == end or step.jump < flight.lead:
             return step
         loading = self._own_left(member, step)
 
         def first_token(seconds: Callable[[int, int], float], units: int) -> float:
-            saved = forward.joined(units - step.jump) if units == end else 0.0
-            return free_in + (seconds(step.jump, units) if units > step.jump else 0.0) - saved
+            begun = range(step.jump, units, most)  # where each forward begins
+            saved = forward.joined(units - begun[-1]) if units == end and begun else 0.0
+            return free_in + sum(seconds(first, min(first + most, units)) for first in begun) - saved
 
         def is_sooner(units: int) -> bool:
-            return units - step.jump <= most and all(
+            return all(
                 first_token(seconds, units) < max(loading, first_token(seconds, step.end))
                 for seconds in (forward.seconds, forward.at_worst)
             )
 
         further = [units for units in (flight.missing_end, end) if units > step.end and is_sooner(units)]
         best = min(further, key=lambda units: first_token(forward.seconds, units), default=step.end)
-        return Step(step.jump, best)
+        return Step(step.jump, min(best, step.jump + most))
 
     def _loading_left(self, member: Member, step: Step) -> np.ndarray | None:
         """Seconds until the sources have brought all that is left of the batch if the device computes the first 0, 1,

@@ -85,6 +85,10 @@ class Restored:
 @example(5, 12, 1, 3.0, 4.0, 15).via(
     "what is left of a granule, asked for because its source had rested for ten seconds"
 )
+@example(8, 5, 0, 8.0, 4.0, 4).via(
+    "a granule asked for because its source had rested, shortly before the device was through: waited for, while "
+    "several forwards would have computed it sooner"
+)
 @given(
     granules=st.integers(1, 12),
     granule=st.integers(1, 16),

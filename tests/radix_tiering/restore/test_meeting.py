@@ -294,8 +294,11 @@ def test_a_step_is_one_that_can_be_taken_and_no_longer_than_the_flights_own(
         batch.next_load("ssd", wanted)
     step, own = batch.next_step(0, most), one.step(most)
     assert step.jump == own.jump
-    # No longer, but where it computes all that is left, whatever is on its way.
-    assert step.end <= own.end or step.end == units <= step.jump + most
+    # No longer, but where it computes all that is left, whatever is on its way, or the first part of that.
+    assert step.end <= own.end or step.end == min(units, step.jump + most)
+    if own.end < step.end < units:
+        computing = units - step.jump + fixed * -(-(units - step.jump) // most)
+        assert computing < one.absent_from("ssd", step.end) * load + batch.under_way("ssd") * load
     if step.end == step.jump < units:
         assert batch.under_way("ssd")  # whose arrival wakes the device
     one.abandon_loading(step.jump, step.end)
