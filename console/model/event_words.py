@@ -34,6 +34,7 @@ KINDS = {
     "command.partly": EventMeaning(Mark.WARNING, "a command was carried out by some ranks only"),
     "command.refused": EventMeaning(Mark.WARNING, "a command was not carried out"),
     "device.added": EventMeaning(Mark.OK, "the stripe set has one more device"),
+    "device.back": EventMeaning(Mark.OK, "a device that was out is in service again, with nothing on it"),
     "device.draining": EventMeaning(Mark.NOTE, "a device gets no new pages"),
     "device.takes_nothing": EventMeaning(
         Mark.WARNING, "a device gets no new pages: no room beneath its file, or mounted for reading alone"
@@ -41,6 +42,7 @@ KINDS = {
     "device.left_out": EventMeaning(Mark.WRONG, "a device of the stripe set was not there at the start"),
     "device.out": EventMeaning(Mark.WRONG, "a device was taken out of service: its pages are misses"),
     "device.pages_lost": EventMeaning(Mark.NOTE, "the pages of a device that is out were forgotten"),
+    "device.readmitted": EventMeaning(Mark.OK, "a device that was drained, or had no room, gets new pages again"),
     "donor.away": EventMeaning(Mark.NOTE, "a neighbour that is said to lend lends this server nothing"),
     "lease.pinned": EventMeaning(Mark.NOTE, "an operator wants this lease recalled last"),
     "lease.recalled": EventMeaning(Mark.NOTE, "an operator has recalled leases"),

@@ -136,7 +136,11 @@ class TierListener(Protocol):
         ...
 
     def gone(self, part: Part, reason: str) -> None:
-        """Nothing of this part can be read any more."""
+        """Nothing of this part can be read any more. `Tier.let_go` follows."""
+        ...
+
+    def back(self, part: Part) -> None:
+        """A part that had gone, and was let go of, takes pages again."""
         ...
 
 
@@ -181,8 +185,8 @@ class Tier(Keeper):
     refusal = ""
     #: Why pages are refused for which nothing there leaves; empty: that is as it should be, and not counted.
     full = "full"
-    #: Events that tell of a part: it takes nothing new, is to leave, has gone, and its pages have.
-    part_full, part_leaves, part_gone, part_lost = "", "", "", ""
+    #: Events that tell of a part: it takes nothing new, is to leave, has gone, its pages have, and it is back.
+    part_full, part_leaves, part_gone, part_lost, part_back = "", "", "", "", ""
     #: Within this a tier calls `done`, of as many as have ended together: a lock is held once for all of them. A tier
     #: enters it without any lock of its own.
     answers: AbstractContextManager[object] = nullcontext()
@@ -319,6 +323,9 @@ class Tier(Keeper):
 
     def give_up(self, part: Part) -> None:
         """Nothing of a part that is leaving is needed any more."""
+
+    def let_go(self, part: Part) -> None:
+        """No copy is known any more that lay on a part when it went: nothing there counts if it is back."""
 
     # ---- namespaces and restarts, of a durable tier ----
 

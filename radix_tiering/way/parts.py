@@ -3,7 +3,8 @@
     there --(leaving)--> what would be lost is saved to host memory --> returned --> gone
       '-------------------------------(gone)-----------------------------------------'
 
-From the moment a part has gone none of its copies is promised; they are given up in steps after that.
+From the moment a part has gone none of its copies is promised; they are given up in steps after that, and then it is
+let go of. A device may be back one day, with nothing on it.
 """
 
 from __future__ import annotations
@@ -142,7 +143,13 @@ class Parts:
         yield from sweeps.offer(self._table, self._mover, self._table.parents_first(staying))
         if pages or self._tier.durable:
             self._tell(self._tier.part_lost, part, pages=pages)
+        self._tier.let_go(part)
         return pages
+
+    def back(self, part: Part) -> None:
+        """It is told of, and pages are offered to it."""
+        self._tell(self._tier.part_back, part)
+        self.room()
 
     def _save_and_lose(self, part: Part) -> Iterator[None]:
         """Give up the copies of pages that lie on `part`; after that it is returned when all have been saved."""

@@ -28,14 +28,15 @@ class LoggedEvent(NamedTuple):
 LINES: Mapping[str, LoggedEvent] = {
     "device.out": LoggedEvent(
         logging.ERROR,
-        "{device} is out of service: {reason}; its pages are misses, and the server goes on without it: replace it "
-        "and restart, see the kernel's log (dmesg)",
+        "{device} is out of service: {reason}; its pages are misses, the server goes on without it, and unless it has "
+        "gone asks it again after a minute, up to an hour: see the kernel's log (dmesg), and replace it if need be",
         ("device", "reason"),
     ),
+    "device.back": LoggedEvent(logging.WARNING, "{device} is in service again, with nothing on it", ("device",)),
     "device.takes_nothing": LoggedEvent(
         logging.WARNING,
         "{device} gets no new pages: {reason}; what it has is served: make room on its file system, or mount it for "
-        "writing, then restart",
+        "writing; it is tried again after a minute, up to an hour",
         ("device", "reason"),
     ),
     "device.left_out": LoggedEvent(

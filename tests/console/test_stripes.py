@@ -20,7 +20,7 @@ from swift_tiers.console.views.parts.measures import imbalance
 from swift_tiers.console.views.parts.view import Answered, Scene
 from swift_tiers.console.views.stripes.stripe_prefix import placed, slot_runs
 from swift_tiers.console.views.stripes.view import Stripes, set_table
-from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
+from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice, ReadmitDevice
 from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
 
 from support.console_world import KEY, World, scene_of
@@ -205,14 +205,15 @@ def test_runs_of_slots_name_every_slot_or_say_how_many_they_leave_out(slots: set
 # ---- steering ----
 
 
-def test_a_device_in_service_can_be_drained_and_one_that_is_out_cannot() -> None:
+def test_a_device_in_service_can_be_drained_and_one_that_is_out_readmitted() -> None:
     rows = VIEW.table(scene_of(TOP)).rows
     offers = VIEW.offers(scene_of(TOP, selected=rows[1]))
     assert [offer.key for offer in offers] == ["D", "A"]
     assert (offers[0].server, offers[0].make("")) == ("alpha", DrainDevice(device=1))
     assert offers[1].make("/ssd9/kv") == AddDevice(directory="/ssd9/kv")
-    assert [offer.key for offer in VIEW.offers(scene_of(TOP, selected=rows[2]))] == ["A"]
-    assert [offer.key for offer in VIEW.offers(scene_of(DEVICE))] == ["A"]
+    (back, _) = VIEW.offers(scene_of(TOP, selected=rows[2]))
+    assert (back.server, back.make("")) == ("alpha", ReadmitDevice(device=2))
+    assert [offer.label for offer in VIEW.offers(scene_of(DEVICE))] == ["readmit", "add device"]
 
 
 def test_nothing_is_offered_where_nothing_obeys() -> None:

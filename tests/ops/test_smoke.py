@@ -100,6 +100,7 @@ VIEWS = {
 ORDERS = {
     "flush": [],
     "drain-device": ["0"],
+    "readmit-device": ["0"],
     "add-device": ["/ssd9/kv"],
     "pin": [PAGE],
     "unpin": [PAGE],

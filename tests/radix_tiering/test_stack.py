@@ -783,6 +783,36 @@ def test_a_device_that_was_full_is_written_to_again():
     check(stack)
 
 
+def test_a_device_that_was_out_is_written_to_again():
+    """After a minute, with nothing on it; what was in memory is written there, too, and comes up from there."""
+    array, clock = FaultyArray(MemoryArray([2**20] * 2, seed=4)), Clock()
+    stack = make_stack(host_pages=64, ssd=memory_ssd(array=array, clock=clock), clock=clock)
+    array.add(Fault(Fail(errno.EIO), device=0, operation=Operation.WRITE))
+    old = chain(*"abcdefgh")
+    put(stack, old)
+    stack.wait_written(10)
+    kinds = [event.kind for event in stack.events.since()]
+    assert "device.out" in kinds
+    array.clear()
+
+    def is_back() -> bool:
+        clock.now += 1.1
+        time.sleep(0.002)
+        return "device.back" in [event.kind for event in stack.events.since()]
+
+    began = clock.now
+    wait_until(is_back, "it is not taken back")
+    assert clock.now - began > 59
+    new = chain(*"ijklmnopq")
+    put(stack, new)
+    stack.wait_written(10)
+    devices = stack.snapshot().devices
+    assert all(device.takes_pages and device.used_bytes for device in devices)
+    stack.flush("memory")
+    assert (get(stack, old), get(stack, new)) == (8, 9)
+    check(stack)
+
+
 def _reopened(array):
     """A new array over what `array` holds: a process that ended and one that starts."""
     return MemoryArray.from_images([image.copy() for image in array.images], seed=9)

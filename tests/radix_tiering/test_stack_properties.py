@@ -8,6 +8,8 @@ or leaked; and as long as nothing breaks, what an operator pinned stays where it
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     DrainDevice,
     Drop,
     Pin,
+    ReadmitDevice,
     SetPolicy,
     Unpin,
 )
@@ -30,6 +33,7 @@ from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, Sourc
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.sweeps import prefix_of
@@ -89,6 +93,8 @@ class StackMachine(RuleBasedStateMachine):
         }  # fmt: skip
         self.put_once: set[bytes] = set()
         self.lost_devices: set[int] = set()
+        self.failing: set[int] = set()
+        self.failed = False  # a device has, and may be out
         self.array = None
         if with_ssd:
             # Unit 4096 and header 4096: about 2 blocks for each page, besides the tables at the beginning.
@@ -244,7 +250,7 @@ class StackMachine(RuleBasedStateMachine):
     @rule(device=st.integers(0, 3))
     def drain(self, device):
         outcome = obey(self.stack, DrainDevice(device=device))
-        if self.array is not None and device < len(self.array.sizes) and not self.lost_devices:
+        if self.array is not None and device < len(self.array.sizes) and not (self.lost_devices or self.failed):
             assert isinstance(outcome, str), outcome
 
     @staticmethod
@@ -351,6 +357,30 @@ class StackMachine(RuleBasedStateMachine):
             lost = frozenset(self.lost_devices)
             self.array.present = lambda index: index not in lost and present(index)  # type: ignore[method-assign]
 
+    @rule(device=st.integers(0, 2))
+    def break_device(self, device):
+        """What is written to it fails, until it is mended."""
+        if self.array is not None and device < len(self.array.sizes):
+            self.broken = True
+            self.failing.add(device)
+            self.failed = True
+            carry_out, failing = type(self.array)._carry_out, self.failing
+
+            def fails(request):
+                done = carry_out(self.array, request)
+                wrong = request.operation is Operation.WRITE and request.device in failing
+                return done._replace(error=errno.EIO) if wrong else done
+
+            self.array._carry_out = fails  # type: ignore[method-assign]
+
+    @rule(device=st.integers(0, 3), mended=st.booleans())
+    def readmit(self, device, mended):
+        if mended:
+            self.failing.clear()
+        outcome = obey(self.stack, ReadmitDevice(device=device))
+        if not isinstance(outcome, str):
+            assert self.array is None or device >= len(self.array.sizes) or "stays so" in str(outcome), outcome
+
     @rule(clean=st.booleans())
     def restart(self, clean):
         for restore, _ in self.restores:
@@ -370,6 +400,7 @@ class StackMachine(RuleBasedStateMachine):
                 self.put_once.clear()
             self.lost_devices = set()
             self.array = MemoryArray.from_images(images, seed=11)
+            self.failing, self.failed = set(), False
         self.open()
 
     @invariant()

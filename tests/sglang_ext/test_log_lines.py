@@ -29,7 +29,9 @@ def test_what_makes_a_server_serve_less_is_said_with_what_to_do(caplog) -> None:
     said.log.emit("device.out", device="/ssd1/x", reason="3 reads in a row failed: EIO")
     (line,) = said.lines()
     assert line.startswith("swift-tiers: /ssd1/x is out of service: 3 reads in a row failed: EIO; ")
-    assert "replace it and restart" in line
+    assert "replace it if need be" in line
+    said.log.emit("device.back", device="/ssd1/x")
+    assert said.lines() == ["swift-tiers: /ssd1/x is in service again, with nothing on it"]
     said.log.emit("restore.expired", pages=3, seconds=2.0)
     assert said.lines() == [], "a figure says that"
 

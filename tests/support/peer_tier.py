@@ -117,6 +117,9 @@ class Borrowing:
     def gone(self, part: LeaseKey, reason: str) -> None:
         self.told.append(("ended", part))
 
+    def back(self, part: LeaseKey) -> None:
+        raise AssertionError("a lease that has ended does not come back")
+
     def keys(self, what: str) -> list[LeaseKey]:
         return [key for said, key in list(self.told) if said == what]
 

@@ -111,22 +111,36 @@ class Stripes(ConsoleView):
         state = scene.moment.server(name)
         if name is None or state is None or not state.server.control:
             return ()
-        drain = (_drain(device, len(state.ranks)),) if device is not None and device.service == "in service" else ()
-        return (*drain, _add(name)) if any(rank.stripe_set is not None for rank in state.ranks) else drain
+        one = () if device is None else _about(device, len(state.ranks))
+        return (*one, _add(name)) if any(rank.stripe_set is not None for rank in state.ranks) else one
 
 
-def _drain(device: DeviceView, ranks: int) -> OfferedAction:
+def _about(device: DeviceView, ranks: int) -> tuple[OfferedAction, ...]:
+    """What can be done to one device: it takes pages, or does not."""
     number, server = device.number, device.server
     of = f" Each of its {ranks} ranks has a device {number}: all of them." if ranks > 1 else ""
-    return OfferedAction(
+    if device.service == "in service":
+        drain = OfferedAction(
+            "D",
+            "drain",
+            server,
+            f"drain device {number} of {server}",
+            "It gets no new pages any more, until it is readmitted; those that it has are served until they are "
+            f"evicted.{of}",
+            lambda typed: make_command("drain-device", [str(number)]),
+        )
+        return (drain,)
+    if device.service not in ("draining", "out"):
+        return ()
+    back = OfferedAction(
         "D",
-        "drain",
+        "readmit",
         server,
-        f"drain device {number} of {server}",
-        "It gets no new pages any more; those that it has are served until they are evicted. It cannot be taken back "
-        f"until the server is restarted.{of}",
-        lambda typed: make_command("drain-device", [str(number)]),
+        f"readmit device {number} of {server}",
+        f"It gets new pages again; if it was out of service, with nothing on it, and only if it answers.{of}",
+        lambda typed: make_command("readmit-device", [str(number)]),
     )
+    return (back,)
 
 
 def _add(server: str) -> OfferedAction:

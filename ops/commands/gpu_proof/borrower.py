@@ -114,6 +114,9 @@ class KnowingBorrower:
     def gone(self, part: Part, reason: str) -> None:
         """Its places are found out about when they are read."""
 
+    def back(self, part: Part) -> None:
+        """A lease that has ended does not come back."""
+
     # Steps
 
     def borrow(self, donor: DonorProcess, pages: int) -> None:

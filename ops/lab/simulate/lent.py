@@ -111,6 +111,9 @@ class Unwatched:
     def gone(self, part: Any, reason: str) -> None:
         """Nothing was there."""
 
+    def back(self, part: Any) -> None:
+        """A lease that has ended does not come back."""
+
 
 class Borrowing:
     """A server that borrows, in one virtual time with its donors. To be made by a task of the runner."""

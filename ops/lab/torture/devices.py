@@ -59,6 +59,11 @@ class PowerArray(ModelArray):
         self.lying.clear()
         super().heal()
 
+    def mend(self, device: int) -> None:
+        self.full.discard(device)
+        self.lying.discard(device)
+        super().mend(device)
+
     def sync(self, device: int) -> int:
         due = [write for write in self._unsynced if write.device == device]
         super().sync(device)

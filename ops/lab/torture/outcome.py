@@ -47,7 +47,7 @@ HAPPENINGS = (
     "pages coded",
     "damage found beside a copy",
     *TROUBLE,
-    *(f"device {name}" for name in DEVICE_FAULTS),
+    *(f"device {name}" for name in (*DEVICE_FAULTS, "readmitted", "comes back")),
     *(f"fault: {name}" for name in DEVICES_FAIL),
     *(f"lease {name}" for name in NEIGHBOURS),
     *(f"neighbour: {name}" for name in RANKED_TORMENTS),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Drop, Pin, Unpin
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Drop, Pin, ReadmitDevice, Unpin
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.tiers.ssd.device_state import FIRST_REST
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.way import sweeps
 
 from .stacks import obey
@@ -35,8 +37,23 @@ class Troublemaker:
                 state.flushed_for_good_at = max(state.flushed_for_good_at, began)
 
     def device(self, draw: random.Random) -> None:
-        array = self._state.array
-        if array is not None and len(array.sizes) > 1:
+        """One gets into trouble; or one that does not serve, or takes nothing, is mended, mostly, and readmitted."""
+        array, ssd = self._state.array, self._state.stack.tiers.get("ssd")
+        devices = ssd.snapshot()[1] if isinstance(ssd, SsdTier) else ()
+        idle = [number for number, device in enumerate(devices) if not device.takes_pages]
+        if array is not None and isinstance(ssd, SsdTier) and idle and draw.random() < 0.5:
+            number = draw.choice(idle)
+            if draw.random() < 0.8:
+                array.mend(number)
+            if draw.random() < 0.3:
+                self._state.tell(f"device {number} is left alone until it is asked again")
+                self._state.runner.sleep(FIRST_REST + 3.0)
+                self._state.happened["device comes back"] += ssd.snapshot()[1][number].takes_pages
+                return
+            told = obey(self._state.stack, ReadmitDevice(device=number))
+            self._state.tell(f"device {number} is readmitted: {told}")
+            self._state.happened["device readmitted"] += isinstance(told, str)
+        elif array is not None and len(array.sizes) > 1:
             name = draw.choice(DEVICE_FAULTS)
             number = draw.randrange(len(array.sizes))
             getattr(array, name).add(number)

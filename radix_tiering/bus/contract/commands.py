@@ -39,6 +39,13 @@ class DrainDevice(Command, frozen=True, tag="drain_device"):
     device: Annotated[int, Meta(ge=0, description="number of the device in the stripe set")]
 
 
+class ReadmitDevice(Command, frozen=True, tag="readmit_device"):
+    """A device that was drained, or has no room, gets new pages again; one that is out of service is taken back, empty,
+    if it answers."""
+
+    device: Annotated[int, Meta(ge=0, description="number of the device in the stripe set")]
+
+
 class AddDevice(Command, frozen=True, tag="add_device"):
     """One more device for the stripe set: a file in this directory, made if need be."""
 
@@ -98,8 +105,8 @@ class CapTier(Command, frozen=True, tag="cap_tier"):
 
 
 class OrderTier(Command, frozen=True, tag="order_tier"):
-    """Let one tier do what it alone can do: `drain` or `add` of ssd. Which orders a tier has, it says when it has not
-    the one that is named."""
+    """Let one tier do what it alone can do: `drain`, `readmit` or `add` of ssd. Which orders a tier has, it says when
+    it has not the one that is named."""
 
     tier: CappedTier
     order: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}\Z", description="what it can do")]
@@ -139,6 +146,7 @@ class CapLending(Command, frozen=True, tag="cap_lending"):
 AnyCommand = (
     Flush
     | DrainDevice
+    | ReadmitDevice
     | AddDevice
     | Pin
     | Unpin

@@ -34,6 +34,7 @@ from ..contract.commands import (
     OrderTier,
     Pin,
     PinLease,
+    ReadmitDevice,
     RecallLeases,
     SetPolicy,
     Unpin,
@@ -85,6 +86,8 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
             return _flush(stack, durable=tiers == "all")
         case DrainDevice(device=device):
             return _order(stack, SsdTier.name, "drain", str(device))
+        case ReadmitDevice(device=device):
+            return _order(stack, SsdTier.name, "readmit", str(device))
         case AddDevice(directory=directory):
             return _order(stack, SsdTier.name, "add", directory)
         case OrderTier(tier=tier, order=order, argument=argument):

@@ -1,11 +1,13 @@
 """One device of a stripe set, as the engine sees it: in service or not, and why.
 
     OPENING --index read--> IN --drain, no room--> DRAINING --fault--> OUT        IN --fault--> OUT
-                             ^---after a while----------'
+                             ^------- again --------'                  |
+                             ^------- again, if it answers ------------'
 
-A device that had no room is written to again after a while, which shows whether there is some; one that an operator
-drains is not, and one that is OUT stays out until the stripe set is opened again. The stripe set's lock guards all of
-this.
+A device that had no room is written to again after a while, which shows whether there is some. One that is OUT is asked
+for its superblock after a while, and is in service again, with nothing on it, once it has answered and could be
+written, unless it has gone for good. One that an operator drains stays as it is until an operator takes that back. The
+stripe set's lock guards all of this.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 #: Errors that are this machine's, and not the device's: one page is not written, or not read now.
 PASSING = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
-#: How long a device that had no room gets nothing new, seconds: doubled up to the most where that was too soon.
+#: How long a device is left alone that had no room, or went out, seconds: doubled up to the most where that was too
+#: short.
 FIRST_REST, MOST_REST = 60.0, 3600.0
 
 
@@ -75,7 +78,11 @@ class DeviceState:
         self.slots = slots
         self.service = Service.IN
         self.reason = ""
-        self._rest = Rest(FIRST_REST, MOST_REST)  # of one that has no room
+        #: Of one that is OUT: nobody has a page on it any more.
+        self.is_let_go = False
+        self._for_good = False
+        self._is_asked = False
+        self._rest = Rest(FIRST_REST, MOST_REST)  # of one that has no room, or is out
         self._tried_at = float("-inf")
 
     def shut(self, reason: str, now: float) -> bool:
@@ -85,17 +92,56 @@ class DeviceState:
         if was is Service.IN or (was is Service.DRAINING and reason == DRAINED):
             self.service, self.reason = Service.DRAINING, reason
         if was is Service.IN and reason != DRAINED:
-            if now - self._tried_at > self._rest.seconds:
-                self._rest.went_well()
-            self._rest.failed(now)
+            self._leave_alone(now)
         return was is Service.IN
+
+    def lose(self, reason: str, now: float, *, for_good: bool = False) -> None:
+        """-> OUT. `for_good`: nothing is to be expected of it any more."""
+        self._is_asked = False
+        self.service, self.reason, self.is_let_go, self._for_good = Service.OUT, reason, False, for_good
+        self._leave_alone(now)
+
+    def _leave_alone(self, now: float) -> None:
+        if now - self._tried_at > self._rest.seconds:
+            self._rest.went_well()
+        self._rest.failed(now)
 
     def tries(self, now: float) -> bool:
         """-> IN, if it had no room, and it is time to try. Whether it is."""
         if self.service is not Service.DRAINING or self.reason == DRAINED or not self._rest.is_over(now):
             return False
-        self.service, self.reason, self._tried_at = Service.IN, "", now
+        self.serve(now)
         return True
+
+    def serve(self, now: float) -> None:
+        """-> IN, once more."""
+        self._is_asked = False
+        self.service, self.reason, self._tried_at = Service.IN, "", now
+
+    def asks(self, now: float) -> bool:
+        """Whether it is OUT, may come back, and it is time to ask it. It is asked then, and not again until it is
+        `serve`, or `did_not_come_back`."""
+        if self.service is not Service.OUT or self.kept_out or self._is_asked or not self._rest.is_over(now):
+            return False
+        self._is_asked = True
+        return True
+
+    def did_not_come_back(self, now: float) -> None:
+        """It is asked again later."""
+        self._is_asked = False
+        self._rest.failed(now)
+
+    @property
+    def kept_out(self) -> str:
+        """Why a device that is OUT cannot come back to an open stripe set, or not yet; empty if it may, or is not
+        OUT."""
+        if self.service is not Service.OUT:
+            return ""
+        if self.slots is None:
+            return "it was not in service since the server was started"
+        if self._for_good:
+            return "it has gone for good"
+        return "" if self.is_let_go else "pages that were on it are still being given up"
 
     def failed(self, units: Units, writing: bool, error: int) -> tuple[str, bool]:
         """Count a request that failed. Why the device has to go out of service, or an empty string; and whether nothing

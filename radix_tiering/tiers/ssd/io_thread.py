@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...base.page import PageRecord
+from ...base.page import BLOCK_BYTES, PageRecord
 from ...base.runner import Runner
 from ..tier import DAMAGED, NOT_NOW, ReadOutcome
 from .arrays import ring_batch  # noqa: F401 - compiled before the first transfer, not with it
-from .arrays.devices import Completion, CompletionArrays, DeviceArray, RequestArrays
-from .blockio import CONTROL_TAG, LAST_CHANCE, Patience
+from .arrays.devices import Completion, CompletionArrays, DeviceArray, Operation, Request, RequestArrays
+from .blockio import CONTROL_TAG, LAST_CHANCE, Patience, aligned_buffer, next_tag
 from .coders import Coders
-from .device_state import PASSING, DeviceState, Service, write_failed
+from .device_state import GONE, PASSING, DeviceState, Service, write_failed
 from .errands import DeviceNews, IoErrand
 from .kernels import FOREIGN, RIGHT
-from .layout import SlotPlace, StoredPage, unit_identity
+from .layout import SUPERBLOCK_OFFSETS, SlotPlace, StoredPage, unit_identity
 from .lookout import Lookout
 from .slots import SlotAllocator
 from .transfers import PageRead, PageWrite, Transfer, VerifyPool, explain
@@ -86,6 +86,8 @@ class IoThread:
         self._allocator = SlotAllocator([])
         self._set_id = b""
         self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
+        self._on_answer: Callable[[int], object] = lambda device: None
+        self._asked: dict[int, int] = {}  # tag of a read -> device that is out, and asked whether it answers
         self._commands: deque[IoErrand] = deque()
         self._write_queue: deque[PageWrite] = deque()
         self._writes_active = self._units_active = 0  # pages that are being written, and their units
@@ -118,14 +120,16 @@ class IoThread:
         set_id: bytes,
         unit_bytes: int,
         is_flushed: Callable[[bytes, int], bool],
+        on_answer: Callable[[int], object],
     ) -> None:
         """Serve transfers of these devices. On the I/O thread, lock held, while there are none. `is_flushed`:
-        (namespace, generation)."""
+        (namespace, generation). `on_answer(device)`: run on this thread, for one that is out and answers again."""
         self._devices = devices
         self._out = {state.device for state in devices if state.service is Service.OUT}
         self._allocator = allocator
         self._set_id = set_id
         self._is_flushed = is_flushed
+        self._on_answer = on_answer
         self.coders.unit_bytes = unit_bytes
         self.units = Units(unit_bytes, self._depth)
         for state in devices:
@@ -316,7 +320,7 @@ class IoThread:
                 # Nothing is known to raise here. If something does, every waiter must still get an answer.
                 logger.exception("the I/O thread failed")
                 for state in self._devices:
-                    self.take_out(state.device, f"internal error: {error}")
+                    self.take_out(state.device, f"internal error: {error}", for_good=True)
                 with self._wake:
                     self._wake.wait(CHECK_INTERVAL / 10)
 
@@ -462,9 +466,10 @@ class IoThread:
         tags, errors = answered.tags, answered.errors
         control = tags >= CONTROL_TAG
         if control.any():
-            # The slow paths gave up on these.
-            for tag in tags[control].tolist():
+            # The slow paths gave up on these, or they were asked of devices that are out.
+            for tag, error in zip(tags[control].tolist(), errors[control].tolist(), strict=True):
                 self.patience.abandoned.pop(tag, None)
+                self._heard_of(tag, error, now)
             tags, errors = tags[~control], errors[~control]
         done = self.units.complete(tags, errors, now)
         if done.late:
@@ -495,7 +500,7 @@ class IoThread:
             transfer.outcome = ReadOutcome.CANCELLED if error in PASSING else ReadOutcome.IO_ERROR
         self.units.fail(transfer)
         if fault:
-            self.take_out(device, fault)
+            self.take_out(device, fault, for_good=error in GONE)
         elif is_full and self.shut(device, write_failed(error)):
             self._outbox.append(DeviceNews(device, write_failed(error), is_out=False))
         return self.units.back(np.array([row]))
@@ -555,10 +560,58 @@ class IoThread:
             for device in tried:
                 self._allocator.reopen(device)
         if tried:
-            self._guarded(self._on_room)
+            self.guarded(self._on_room)
 
-    def take_out(self, device: int, reason: str) -> None:
+    def _ask_again(self, now: float) -> None:
+        """Devices that are out are asked for a block, when it is time for that; nobody waits for the answer."""
+        for device in sorted(self._out):
+            if not self.owes(device) and self._devices[device].asks(now):
+                request = Request(
+                    next_tag(), Operation.READ, device, SUPERBLOCK_OFFSETS[0], [aligned_buffer(BLOCK_BYTES)]
+                )
+                self._asked[request.tag] = device
+                self.patience.abandoned[request.tag] = request
+                try:
+                    self.array.submit([request])
+                except (OSError, ValueError):
+                    logger.exception("the device array refused a request")
+                    self.complete([Completion(request.tag, device, errno.EINVAL)])
+
+    def _heard_of(self, tag: int, error: int, now: float) -> None:
+        """A device that was asked has answered."""
+        device = self._asked.pop(tag, None)
+        if device is None:
+            return
+        if error:
+            self.did_not_come_back(device, now)
+        else:
+            with suppress(RuntimeError):  # it is closed meanwhile
+                self.post(lambda: self._on_answer(device))
+
+    def did_not_come_back(self, device: int, now: float) -> None:
+        with self.lock:
+            self._devices[device].did_not_come_back(now)
+
+    def owes(self, device: int) -> bool:
+        """Whether a device has yet to answer something: what it was asked to write it may write at any time until it
+        does. On the I/O thread."""
+        abandoned = any(request.device == device for request in self.patience.abandoned.values())
+        return abandoned or self.units.in_flight(device) > 0
+
+    def put_back(self, device: int) -> None:
+        """-> IN. On the I/O thread, lock held."""
+        self._out.discard(device)
+        self.units.went_well(device)
+        self.open_again(device)
+
+    def open_again(self, device: int) -> None:
+        """-> IN, of one that served what it had. Lock held."""
+        self._devices[device].serve(self._clock())
+        self._allocator.reopen(device)
+
+    def take_out(self, device: int, reason: str, *, for_good: bool = False) -> None:
         """-> OUT: no new work for this device; what waits for it ends, and so do writes that are under way on it.
+        `for_good`: it does not come back while the stripe set is open.
 
         Reads that are under way are waited for: the device may still write into the caller's buffer.
         """
@@ -566,8 +619,7 @@ class IoThread:
             state = self._devices[device]
             if state.service is Service.OUT:
                 return
-            state.service = Service.OUT
-            state.reason = reason
+            state.lose(reason, self._clock(), for_good=for_good)
             self._out.add(device)
             self._allocator.shut(device)
             self._outbox.append(DeviceNews(device, reason, is_out=True))
@@ -613,9 +665,9 @@ class IoThread:
                 news = self._outbox.popleft()
                 assert isinstance(news, DeviceNews)
                 tell = self._on_device_out if news.is_out else self._on_device_full
-                self._guarded(tell, news.device, news.reason)
+                self.guarded(tell, news.device, news.reason)
                 continue
-            self._guarded(self._answer, ended)
+            self.guarded(self._answer, ended)
             with self._wake:
                 self.pending -= len(ended)
                 if not self.pending:
@@ -635,9 +687,10 @@ class IoThread:
             for transfer in ended:
                 if isinstance(transfer, PageRead):
                     self.outcomes[transfer.outcome] += 1
-                self._guarded(transfer.finish)
+                self.guarded(transfer.finish)
 
-    def _guarded(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def guarded(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back somebody who may raise. On the I/O thread, without the lock."""
         try:
             callback(*arguments)
         except Exception:
@@ -651,6 +704,7 @@ class IoThread:
             return
         self._next_check = now + CHECK_INTERVAL
         self._try_again(now)
+        self._ask_again(now)
         since = now - self.patience.seconds
         serving = [state.device for state in self._devices if state.service is not Service.OUT]
         late = {device: self._late_answers(device, since) for device in serving}
@@ -674,4 +728,4 @@ class IoThread:
     def _not_there(self, device: int) -> None:
         """A device has gone. On the thread that looks."""
         with suppress(RuntimeError):  # it is closed meanwhile
-            self.post(lambda: self.take_out(device, "no longer present"))
+            self.post(lambda: self.take_out(device, "no longer present", for_good=True))

@@ -50,7 +50,12 @@ class SsdTier(Tier):
     may_hang = True
     writes_in_flight = 64
     refusal = "no device takes pages"
-    part_full, part_gone, part_lost = "device.takes_nothing", "device.out", "device.pages_lost"
+    part_full, part_gone, part_lost, part_back = (
+        "device.takes_nothing",
+        "device.out",
+        "device.pages_lost",
+        "device.back",
+    )
 
     def __init__(
         self,
@@ -266,9 +271,12 @@ class SsdTier(Tier):
 
     def watch(self, listener: TierListener) -> None:
         """Tell `listener`, on "ssd-io", of devices that leave service, and of those that take nothing any more, and of
-        such as may have room again."""
+        such as may have room again, or are back."""
         self.stripes.on_device_out, self.stripes.on_device_full = listener.gone, listener.full
-        self.stripes.on_room = listener.room
+        self.stripes.on_room, self.stripes.on_device_back = listener.room, listener.back
+
+    def let_go(self, part: Any) -> None:
+        self.stripes.let_go(part)
 
     # ---- namespaces and restarts ----
 
@@ -315,15 +323,32 @@ class SsdTier(Tier):
     # ---- operators ----
 
     def commands(self, config: TiersConfig) -> Mapping[str, TierOrder]:
-        """`drain NUMBER`: a device gets no new pages. `add DIRECTORY`: one more device joins the set."""
-        return {"drain": self._drain, "add": partial(self._add, config)}
+        """`drain NUMBER`: a device gets no new pages. `readmit NUMBER`: it gets some again, or is in service again.
+        `add DIRECTORY`: one more device joins the set."""
+        return {"drain": self._drain, "readmit": self._readmit, "add": partial(self._add, config)}
 
-    def _drain(self, argument: str) -> Obeyed:
+    def _find(self, argument: str) -> tuple[DeviceSnapshot, tuple[DeviceSnapshot, ...]]:
+        """A device by its number, and all of them."""
         self._check_opened()
         devices = self.snapshot()[1]
         if not argument.isdecimal() or int(argument) >= len(devices):
             raise CommandRefusedError(f"device: there is no device {argument} here, only 0 to {len(devices) - 1}")
-        device = devices[int(argument)]
+        return devices[int(argument)], devices
+
+    def _readmit(self, argument: str) -> Obeyed:
+        device, _ = self._find(argument)
+        if device.service == "in service":
+            return Obeyed(f"{device.path} was in service already")
+        if reason := self.stripes.readmit(int(argument)):
+            raise CommandRefusedError(
+                f"device: {device.path} is out of service ({device.reason}) and stays so: {reason}"
+            )
+        # Of one that was out its tier tells.
+        told = [("device.readmitted", {"device": device.path})] if device.in_service else []
+        return Obeyed(f"{device.path} gets new pages again", told)
+
+    def _drain(self, argument: str) -> Obeyed:
+        device, devices = self._find(argument)
         if device.service == "draining" and device.reason == DRAINED:
             return Obeyed(f"{device.path} was draining already")
         if not device.in_service:

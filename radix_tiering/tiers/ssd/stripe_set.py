@@ -18,7 +18,7 @@ from .blockio import STALL_SECONDS, check_buffer, sync_devices
 from .checkpoint import build_checkpoints, write_checkpoint
 from .device_state import DRAINED, DeviceStatus, Service
 from .io_thread import IoThread
-from .joining import join
+from .joining import come_back, join
 from .layout import (
     DIGEST_BYTES,
     Geometry,
@@ -84,7 +84,7 @@ class StripeSet:
     The array stays the caller's: it is used by "ssd-io" alone (which has helpers sync it) from `open` until `close`
     returns, then the caller closes it. After `on_device_out(device, reason)` no stored page that has a unit on that
     device can be read: the caller, who alone knows which these are, drops them and calls `release` for each, which
-    frees their units on other devices.
+    frees their units on other devices; then `let_go`, from which on the device may come back.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class StripeSet:
         #: ... and when it has no room, or cannot be written, any more: nothing new goes there. May be replaced.
         self.on_device_full: DeviceOutCallback = lambda device, reason: None
         self.on_room: Callable[[], None] = lambda: None
+        #: ... and when it is in service again after it was out. May be replaced.
+        self.on_device_back: Callable[[int], None] = lambda device: None
         self.set_id = members.set_id
         self.unit_bytes = members.unit_bytes
         #: Whether it is known what the devices have. Nothing is read or written before.
@@ -132,7 +134,14 @@ class StripeSet:
             self.scanned = opened.scanned
             #: The complete pages found on opening, each in its newest version; the caller owns their slots.
             self.recovered = opened.recovered
-            self._io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, self._is_flushed)
+            self._io.attach(
+                opened.devices,
+                opened.allocator,
+                opened.set_id,
+                opened.unit_bytes,
+                self._is_flushed,
+                self._answers_again,
+            )
 
     @classmethod
     def open(
@@ -520,6 +529,56 @@ class StripeSet:
     def drain(self, device: int) -> None:
         """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
         self._io.shut(device, DRAINED)
+
+    def let_go(self, device: int) -> None:
+        """Every page has been released that lay on this device when it went out of service."""
+        with self._lock:
+            self._devices[device].is_let_go = True
+
+    def readmit(self, device: int) -> str:
+        """Take back a `drain`, or take a device that is out of service, and answers, into it again, with nothing on it.
+        Waits for it. Why that cannot be; empty if it serves. Raises RuntimeError once the stripe set is closed."""
+        self._io.check_outside()
+
+        def again() -> str:
+            with self._lock:
+                takes_nothing = self._devices[device].service is Service.DRAINING
+                if takes_nothing:
+                    self._io.open_again(device)
+            if not takes_nothing:
+                return self._come_back(device)
+            self._io.guarded(self.on_room)
+            return ""
+
+        return self._io.call(again)
+
+    def _answers_again(self, device: int) -> None:
+        """On "ssd-io", of one that is out."""
+        if self._come_back(device):
+            self._io.did_not_come_back(device, self._io.patience.clock())
+
+    def _come_back(self, device: int) -> str:
+        """On "ssd-io", of one that is out; as `readmit`."""
+        state, io = self._devices[device], self._io
+        with self._lock:
+            if self._closed or state.service is not Service.OUT:
+                return "the stripe set is being closed" if self._closed else ""
+            if state.kept_out:
+                return state.kept_out
+            superblock = self._superblocks[device]._replace(device_count=self._device_count, forgotten=self._forgotten)
+            table, sequence = self._table.encode(), self._table.sequence
+        if io.owes(device):
+            return "it has not answered what it was asked before"
+        back = come_back(io.array, device, superblock, self._next_copy[device], table, io.patience)
+        if isinstance(back, str):
+            return back
+        with self._lock:
+            self._superblocks[device] = back
+            self._next_copy[device] = 1 - self._next_copy[device]
+            self._table_writer.has(device, sequence)
+            io.put_back(device)
+        io.guarded(self.on_device_back, device)
+        return ""
 
     @property
     def description(self) -> str:

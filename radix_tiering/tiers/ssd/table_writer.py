@@ -75,6 +75,10 @@ class TableWriter:
         self._changes.append(change)
         return change
 
+    def has(self, device: int, sequence: int) -> None:
+        """A device that was out has got the table of this sequence. Lock held."""
+        self._durable[device] = sequence
+
     def run(self) -> None:
         """Return when every device in service has the newest table; serves transfers meanwhile."""
         try:

@@ -113,6 +113,10 @@ class Units:
             words[k.ERRORS_IN_A_ROW] += in_a_row
         return int(words[k.ERRORS_IN_A_ROW])
 
+    def went_well(self, device: int) -> None:
+        """Errors of before do not count for what comes."""
+        self._devices[device, k.ERRORS_IN_A_ROW] = 0
+
     def count_corrupt(self, device: int) -> None:
         self._devices[device, k.CORRUPT] += 1
 

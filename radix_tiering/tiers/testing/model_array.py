@@ -33,6 +33,7 @@ class ModelArray(MemoryArray):
         self.lost: set[int] = set()
         self.silent: set[int] = set()
         self.failing: set[int] = set()
+        self._mended: set[int] = set()
 
     @property
     def in_flight(self) -> int:
@@ -51,6 +52,8 @@ class ModelArray(MemoryArray):
         return now + self._seconds * self._draw.expovariate(1.0)
 
     def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
+        while self._mended:
+            self._answers(self._mended.pop())
         end = None if timeout is None else self._runner.monotonic() + timeout
         while True:
             now = self._runner.monotonic()
@@ -63,12 +66,24 @@ class ModelArray(MemoryArray):
             done.append(heapq.heappop(self._due)[2])
         return [self._carry_out(request) for request in done]
 
+    def _answers(self, device: int) -> None:
+        """At once, to all that it was asked."""
+        now = self._runner.monotonic()
+        due = [(min(at, now) if request.device == device else at, number, request) for at, number, request in self._due]
+        self._due = sorted(due)
+
     def heal(self) -> None:
         """What was silent answers after all, and nothing goes wrong any more."""
         self.silent.clear()
         self.failing.clear()
         now = self._runner.monotonic()
         self._due = sorted((min(due, now), number, request) for due, number, request in self._due)
+
+    def mend(self, device: int) -> None:
+        """Likewise, of one, from the next look on at what is done."""
+        self.silent.discard(device)
+        self.failing.discard(device)
+        self._mended.add(device)
 
     def sync(self, device: int) -> int:
         self._runner.sleep(NEVER if device in self.silent else self._seconds * self._draw.random())

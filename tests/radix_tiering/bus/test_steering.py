@@ -21,6 +21,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     Flush,
     Pin,
     PinLease,
+    ReadmitDevice,
     RecallLeases,
     SetPolicy,
     Unpin,
@@ -742,6 +743,43 @@ def test_a_device_that_cannot_be_drained_is_refused() -> None:
     put(stack, chain(*"abcd"))
     stack.wait_written(10)
     assert "memory0 is out of service: write failed: EIO" in refusal(stack, DrainDevice(device=0))
+
+
+def test_a_drained_device_gets_new_pages_again_when_it_is_readmitted() -> None:
+    stack = make_stack(host_pages=32, ssd=memory_ssd(devices=2))
+    for device in (0, 1):
+        obey(stack, DrainDevice(device=device))
+    put(stack, chain("old", *range(5)))
+    assert obey(stack, ReadmitDevice(device=1)) == "memory1 gets new pages again"
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 6, "what had waited is offered anew"
+    assert [device.used_bytes > 0 for device in stack.snapshot().devices] == [False, True]
+    assert last(stack, "device.readmitted") == {"device": "memory1"}
+    assert obey(stack, ReadmitDevice(device=1)) == "memory1 was in service already"
+    check(stack)
+
+
+def test_a_device_that_was_out_is_readmitted_with_nothing_on_it() -> None:
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=4))
+    stack = make_stack(host_pages=32, ssd=memory_ssd(array=array))
+    assert refusal(stack, ReadmitDevice(device=2)) == "device: there is no device 2 here, only 0 to 1"
+    array.add(Fault(Fail(), device=0, operation=Operation.WRITE))
+    old = chain(*"abcd")
+    put(stack, old)
+    stack.wait_written(10)
+    wait_for(lambda: any(event.kind == "device.pages_lost" for event in stack.events.since()))
+    refused = refusal(stack, ReadmitDevice(device=0))
+    assert refused == ("device: memory0 is out of service (write failed: EIO) and stays so: cannot be written (EIO)")
+    array.clear()
+    assert obey(stack, ReadmitDevice(device=0)) == "memory0 gets new pages again"
+    assert [event.fields for event in stack.events.since() if event.kind == "device.back"] == [{"device": "memory0"}]
+    put(stack, chain("new", *range(9)))
+    stack.wait_written(10)
+    assert stack.snapshot().devices[0].used_bytes > 0
+    stack.flush("memory")
+    assert get(stack, old) == 4
+    assert get(stack, chain("new", *range(9))) == 10
+    check(stack)
 
 
 # ---- the end ----

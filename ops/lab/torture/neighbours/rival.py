@@ -102,6 +102,9 @@ class Rival:
     def gone(self, part: Any, reason: str) -> None:
         self._forget(part)
 
+    def back(self, part: Any) -> None:
+        """A lease that has ended does not come back."""
+
     def _forget(self, part: Any) -> None:
         with self._lock:
             gone = [place for place in self._held if place.key == part]

@@ -39,6 +39,7 @@ class Model(RuleBasedStateMachine):
     def open(self) -> None:
         self.array = FaultyArray(self.memory)
         self.lost: list[int] = []  # devices
+        self.failing: set[int] = set()
         self.stripes = self.rig.open(
             self.array,
             verifiers=self.verifiers,
@@ -132,6 +133,20 @@ class Model(RuleBasedStateMachine):
     def fail_a_device(self, data) -> None:
         device = data.draw(st.integers(0, len(self.memory.images) - 1))
         self.array.add(Fault(Fail(errno.EIO), device=device, operation=Operation.WRITE))
+        self.failing.add(device)
+
+    @precondition(lambda self: self.out())
+    @rule(well=st.booleans())
+    def take_a_device_back(self, well: bool) -> None:
+        """One that is out and let go of: where it is well, it is in service, with nothing on it but reservations."""
+        self.settle()
+        device = min(self.out())
+        self.stripes.let_go(device)
+        if well:
+            self.array.clear()
+            self.failing.clear()
+        reason = self.stripes.readmit(device)
+        assert bool(reason) == (device in self.out()) == (device in self.failing), reason
 
     @rule(clean=st.booleans(), codes=st.booleans())
     def close_and_open(self, clean: bool, codes: bool) -> None:
