@@ -14,7 +14,7 @@ import pytest
 from swift_tiers.ops.base.model import tiny_model
 
 from support import speculating_on_cpu, states_on_cpu
-from support.models import tiny_eagle, tiny_gemma, tiny_hybrid, tiny_mtp
+from support.models import tiny_delta, tiny_eagle, tiny_gemma, tiny_hybrid, tiny_mtp
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
 from support.speculating_on_cpu import drafted
@@ -50,7 +50,7 @@ class Drafting(NamedTuple):
     @property
     def layers(self) -> int:
         """Of the served model's, those with KV of all tokens."""
-        return 2 if self.beside == "windows" else 4
+        return 2 if self.beside in ("windows", "deltas") else 4
 
 
 #: How what a served model keeps beside its KV is prepared in a scheduler's process, without and with a draft; and what
@@ -60,6 +60,10 @@ BESIDE = {
     "windows": (
         "support.windowed_models.register", "support.speculating_on_cpu.install_with_windows",
         ["--chunked-prefill-size", "256"],
+    ),
+    "deltas": (
+        "support.delta_on_cpu.with_states_of_pages", "support.speculating_on_cpu.install_with_deltas",
+        states_on_cpu.ARGUMENTS,
     ),
     "states": (
         "support.states_on_cpu.with_states_of_pages", "support.speculating_on_cpu.install_with_states",
@@ -75,6 +79,7 @@ KINDS = [
     pytest.param(Drafting("EAGLE", "eagle", 2, "windows"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("EAGLE", "eagle", 2, "states"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("NEXTN", "mtp", 1), marks=pytest.mark.exhaustive),
+    pytest.param(Drafting("NEXTN", "mtp", 1, "deltas"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("STANDALONE", "itself", 4), marks=pytest.mark.exhaustive),
 ]
 
@@ -82,7 +87,7 @@ KINDS = [
 def served(kind: Drafting, folder: Path) -> tuple[Path, Path]:
     """The model, and the one that drafts for it."""
     if kind.draft == "mtp":
-        model = tiny_mtp(folder / "model")
+        model = (tiny_delta if kind.beside == "deltas" else tiny_mtp)(folder / "model")
         return model, model
     if kind.beside == "windows":
         model = tiny_gemma(folder / "model", own_pool=True)
@@ -217,7 +222,7 @@ def test_answers_and_drafts_are_those_without_a_cached_prefix_from_every_tier(
         assert drafts == computed[name][1], name
         # Those of an answer: a page more than its prompt has.
         least = cached(QUESTIONS["a question"]) + 2 * PAGE if name == AFTER_AN_ANSWER else cached(QUESTIONS[name])
-        if kind.beside == "states":
+        if kind.beside in ("states", "deltas"):
             least = min(least, on_device[name][2]["device"])  # SGLang keeps none at the end of every page
         assert sum(details.values()) == details[place] >= least > 0, (name, details)
 

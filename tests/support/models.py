@@ -116,6 +116,54 @@ def tiny_hybrid(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
+def tiny_delta(directory: Path, *, seed: int = 0) -> Path:
+    """A Qwen3.5 of four dense layers, every second of which attends, and keeps a gated delta net's state otherwise; and
+    of one more that predicts the token after the next one, and attends."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    def build(**special_ids: int) -> Any:
+        config = Qwen3_5TextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            layer_types=["linear_attention", "full_attention"] * 2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            # Three heads of values for one of keys: SGLang's model has no kernel of its own for these.
+            linear_num_key_heads=2,
+            linear_num_value_heads=6,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        model = Qwen3_5ForCausalLM(config)
+        for layer in model.model.layers:
+            if hasattr(layer, "linear_attn"):
+                # States forget slowly, or none would depend on what was more than a few tokens before.
+                layer.linear_attn.A_log.data -= math.log(50)
+        return model
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    weights = load_file(directory / "model.safetensors")
+    draw = torch.Generator().manual_seed(seed + 1)
+    for name, weight in list(weights.items()):
+        if name.startswith("model.layers.1."):
+            random = 0.2 * torch.randn(weight.shape, generator=draw)
+            weights[name.replace("model.layers.1", "mtp.layers.0")] = weight.clone() if "norm" in name else random
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        weights[f"mtp.{norm}.weight"] = torch.zeros(HIDDEN)  # which is added to 1
+    weights["mtp.fc.weight"] = 0.2 * torch.randn(HIDDEN, 2 * HIDDEN, generator=draw)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return _configure(directory, full_attention_interval=2)
+
+
 def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
     import torch

@@ -88,6 +88,14 @@ def install_with_states() -> None:
     states_on_cpu.with_states_of_pages()
 
 
+def install_with_deltas() -> None:
+    """As `install`, of models of whose layers some are gated delta nets."""
+    install()
+    from . import delta_on_cpu
+
+    delta_on_cpu.with_states_of_pages()
+
+
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
     import torch._dynamo
