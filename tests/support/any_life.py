@@ -30,6 +30,8 @@ ANSWER = 6
 PATIENCE = 300
 #: What a server's log has of a thread that hangs.
 HUNG = "swift-tiers: the thread "
+#: Characters of a server's log that are shown where something was wrong.
+LOG_SHOWN = 20_000
 #: Of a donor's pool.
 DONORS_TOKENS = 4096
 
@@ -114,7 +116,7 @@ class Life:
         """`source`: tiers; something comes from one of them."""
         for number in range(ROUNDS):
             self.one_round()
-            assert not self.wrong, (self.wrong, self.happened)
+            self._check()
             if number % 20 == 10:
                 self.end_and_begin()
             elif number % 10 == 0:
@@ -122,8 +124,14 @@ class Life:
         self.rest()
         # What lends to it, or what is asked for it, may have begun anew just now.
         assert wait_for(lambda: (self.one_round(), self.came_from(source))[1] or None, PATIENCE), self.happened
-        assert not self.wrong, (self.wrong, self.happened)
+        self._check()
         assert HUNG not in self.server.log.read_text(errors="replace"), "a thread hung"
+
+    def _check(self) -> None:
+        """Nothing was wrong. Else what its server has said is shown: a server that has ended says why there alone."""
+        if self.wrong:
+            print(self.server.log.read_text(errors="replace")[-LOG_SHOWN:])
+        assert not self.wrong, (self.wrong, self.happened)
 
     # Clients
 

@@ -11,13 +11,13 @@ import inspect
 import itertools
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from .forked import CONTEXT, become, call_by_path, start
+from .redis import free_port
 
 START_SECONDS = 180
 
@@ -196,10 +196,8 @@ class SchedulerRanks:
         each: Sequence[Sequence[str]] = (),
     ) -> None:
         """`each`: more arguments for each of them, as machines may have that are told different things."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        all_of_them = [*arguments, "--tp-size", str(ranks), "--dist-init-addr", f"127.0.0.1:{port}"]
+        # Ranks meet there many seconds from now.
+        all_of_them = [*arguments, "--tp-size", str(ranks), "--dist-init-addr", f"127.0.0.1:{free_port()}"]
         cores = sorted(os.sched_getaffinity(0))
         threads = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))}
         self.ranks = [
