@@ -51,7 +51,7 @@ AT_ONCE = {
     "the first parts of a window come back",
 }
 #: Worlds within which each defect is found.
-MOST = 40
+MOST = 100
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
