@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from support.adapters_on_cpu import WITH_ADAPTERS, WITHOUT_CUDA, named, write_adapter
-from support.servers import START_SECONDS, Site, call, fill_device, generate, prompt
+from support.prompts import prompt
+from support.servers import START_SECONDS, Site, call, fill_device, generate
 
 pytestmark = pytest.mark.e2e
 

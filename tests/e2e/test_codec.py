@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.servers import START_SECONDS, Site, call, fill_device, generate, prompt, snapshot, wait_written
+from support.prompts import prompt
+from support.servers import START_SECONDS, Site, call, fill_device, generate, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from support.prompts import prompt
 from support.redis import wait_for
 from support.router import BENEATH, GPU, Subscriber, blocks_of
-from support.servers import START_SECONDS, Site, call, fill_device, free_ports, generate, prompt
+from support.servers import START_SECONDS, Site, call, fill_device, free_ports, generate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive]
 

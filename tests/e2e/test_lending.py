@@ -18,7 +18,8 @@ from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
-from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot
+from support.prompts import prompt
+from support.servers import START_SECONDS, Site, call, generate, snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

@@ -23,7 +23,8 @@ from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
-from support.servers import START_SECONDS, Server, Site, call, generate, prompt
+from support.prompts import prompt
+from support.servers import START_SECONDS, Server, Site, call, generate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(3600)]
 

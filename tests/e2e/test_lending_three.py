@@ -24,7 +24,8 @@ from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.bus.redis.redis_server import socket_path
 
-from support.servers import START_SECONDS, Site, generate, prompt, snapshot
+from support.prompts import prompt
+from support.servers import START_SECONDS, Site, generate, snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 

@@ -12,7 +12,8 @@ import pytest
 from swift_tiers.ops.commands.demo.servers import Server, free_ports
 
 from support.mooncake import skip_without_library
-from support.servers import START_SECONDS, Site, call, prompt, wait_memory_empty, wait_written
+from support.prompts import prompt
+from support.servers import START_SECONDS, Site, call, wait_memory_empty, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1200)]
 

@@ -11,7 +11,8 @@ from swift_tiers.radix_tiering.base.read_config import parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
-from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
+from support.prompts import prompt
+from support.servers import START_SECONDS, Site, call, generate, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

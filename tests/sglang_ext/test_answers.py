@@ -19,6 +19,7 @@ import torch
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet
 
+from support import prompts
 from support.scheduler_process import SchedulerProcess
 
 PAGE = 16
@@ -27,7 +28,7 @@ DEVICE_PAGES = DEVICE_TOKENS // PAGE
 
 
 def prompt(seed: int, tokens: int = 400) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
+    return prompts.prompt(seed, tokens)
 
 
 def truth(s, req) -> list[int]:

@@ -6,7 +6,6 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 from __future__ import annotations
 
 import json
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.fake_device import FakeDeviceMemory
 from support.peer_tier import Answer, read_page, write_page
+from support.prompts import prompt
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
 
@@ -32,10 +32,6 @@ pytestmark = pytest.mark.timeout(600)
 
 PAGE = 16
 DEVICE_TOKENS = 4096
-
-
-def prompt(seed: int, tokens: int = 700) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 # ---- in the scheduler's process ----

@@ -20,9 +20,9 @@ from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.sglang_ext.tell import hang_watch
 from swift_tiers.sglang_ext.tell.hang_watch import LOOKS, HangWatch
 
+from support.prompts import prompt
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
-from support.servers import prompt
 
 #: Looks at threads that do not hang.
 MANY = 5 * LOOKS

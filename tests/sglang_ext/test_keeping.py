@@ -16,6 +16,7 @@ import pytest
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 
+from support import prompts
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
 
@@ -29,7 +30,7 @@ CONVERSATIONS = [1, 2, 3]
 
 
 def prompt(seed: int, tokens: int = TOKENS) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
+    return prompts.prompt(seed, tokens)
 
 
 # ---- in the scheduler's process ----

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored
 
+from support.prompts import prompt
 from support.router import BENEATH, GPU, assert_known, blocks_of
 from support.scheduler_process import SchedulerProcess
-from support.servers import prompt
 
 PAGE = 16
 DEVICE_TOKENS = 2048

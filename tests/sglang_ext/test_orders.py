@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import threading
 import time
 from types import SimpleNamespace
@@ -17,16 +16,13 @@ import pytest
 from swift_tiers.radix_tiering.base.errors import CommandTooLateError
 from swift_tiers.radix_tiering.table.rules import check_rules
 
+from support.prompts import prompt
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown
 
 DEVICE_TOKENS = 2048
 #: By Redis' clock.
 NOW = 1_700_000_000.0
-
-
-def prompt(seed: int, tokens: int = 700) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 def empty_device(s) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import random
 import threading
 
 import pytest
@@ -16,15 +15,11 @@ import pytest
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
 
 from support.scheduler_process import SchedulerProcess
+from support.slow_link import prompt
 
 PAGE = 16
 #: Of a prompt of 1,000 tokens.
 PAGES = 62
-
-
-def prompt(seed: int, tokens: int = 1000) -> list[int]:
-    """A prompt that no other seed's shares a prefix with."""
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 def to_ssd(s, question: list[int]) -> list[int]:

@@ -21,16 +21,12 @@ import pytest
 from swift_tiers.radix_tiering.table.rules import check_rules
 
 from support.new_weights import other_weights, sessions
+from support.prompts import prompt
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, tiers_that_do_not_answer
 
 PAGE = 16
 DEVICE_TOKENS = 2048
-
-
-def prompt(seed: int, tokens: int = 700) -> list[int]:
-    """A prompt that no other seed's shares a prefix with."""
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 def fill_device(s, seed: int) -> None:

@@ -26,16 +26,13 @@ from swift_tiers.radix_tiering.gpus.watch import GpuWatch
 from swift_tiers.radix_tiering.way.observing import page_facts
 
 from support.fake_nvml import FakeGpu, FakeNvml
+from support.prompts import prompt
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, tiers_that_do_not_answer
 
 PAGE = 16
 DEVICE_TOKENS = 2048
-
-
-def prompt(seed: int, tokens: int = 700) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 def fill_device(s, seed: int) -> None:

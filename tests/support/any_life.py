@@ -21,7 +21,8 @@ from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main as command
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
-from .servers import START_SECONDS, Site, call, children_of, generate, prompt, snapshot
+from .prompts import prompt
+from .servers import START_SECONDS, Site, call, children_of, generate, snapshot
 
 #: Rounds of up to 16 requests at once, and one of so many servers' lives.
 ROUNDS = 40

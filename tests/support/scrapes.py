@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swift_tiers.ops.commands.demo.servers import Server
 
-from support.servers import call, fill_device, generate, prompt, snapshot, wait_written
+from support.prompts import prompt
+from support.servers import call, fill_device, generate, snapshot, wait_written
 
 
 def assert_a_scrape_says_what_the_server_says(server: Server) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -19,15 +18,12 @@ from swift_tiers.ops.commands.demo.servers import Server, free_ports
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from .forked import ForkedServer
+from .prompts import prompt
 
 #: A guard against hanging, not a measure: on a busy machine a start takes minutes.
 START_SECONDS = 900.0
 DEVICE_TOKENS = 2048
 REMOTE_CHILD = "swift_tiers.radix_tiering.tiers.remote.child"
-
-
-def prompt(seed: int, tokens: int = 700) -> list[int]:
-    return random.Random(seed).choices(range(1, 250), k=tokens)
 
 
 def call(server: Server, path: str, body: Any = None, timeout: float = 120) -> Any:
@@ -189,16 +185,15 @@ class Plain:
 
     def answers(self, prompts: Sequence[Sequence[int]], adapter: str | None = None) -> list[list[int]]:
         """`adapter`: by its name; None: without one."""
-        for prompt in map(tuple, prompts):
-            if (prompt, adapter) not in self._answers:
-                self._answers[prompt, adapter] = self._ask(
-                    list(prompt), {} if adapter is None else {"lora_path": adapter}
-                )
-        return [self._answers[tuple(prompt), adapter] for prompt in prompts]
+        for asked in map(tuple, prompts):
+            if (asked, adapter) not in self._answers:
+                more = {} if adapter is None else {"lora_path": adapter}
+                self._answers[asked, adapter] = self._ask(list(asked), more)
+        return [self._answers[tuple(asked), adapter] for asked in prompts]
 
-    def _ask(self, prompt: list[int], more: dict[str, str]) -> list[int]:
+    def _ask(self, asked: list[int], more: dict[str, str]) -> list[int]:
         if not self._answers:
             self._running.enter_context(self._server)
             self._server.start()
             self._server.wait_ready(START_SECONDS)
-        return generate(self._server, prompt, **more)[0]
+        return generate(self._server, asked, **more)[0]

@@ -18,6 +18,8 @@ import numpy as np
 
 from swift_tiers.radix_tiering.table.rules import check_rules
 
+from support import prompts
+
 #: A guard against hanging, not a measure: of what threads have to do, and of all that requests have to do.
 PATIENCE, RUN_SECONDS = 60.0, 270.0
 
@@ -48,8 +50,7 @@ def tiny_server(folders: Any, config: dict[str, Any], *, page: int, tokens: int)
 
 
 def prompt(seed: int, tokens: int = 1000) -> list[int]:
-    """A prompt that no other seed's shares a prefix with."""
-    return random.Random(seed).choices(range(1, 250), k=tokens)
+    return prompts.prompt(seed, tokens)
 
 
 def alike(dice: random.Random, seed: int, count: int) -> list[list[int]]:
