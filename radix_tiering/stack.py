@@ -189,6 +189,7 @@ class TierStack:
                 start=self.errands.start,
                 events=self.events,
                 filling=self.fillings.get(name),
+                register=self._register_served,
             )
             for name, mover in self.movers.items()
         }

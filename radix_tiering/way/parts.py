@@ -20,7 +20,7 @@ from ..table.page_table import PageTable
 from ..table.tier_copies import Part
 from . import sweeps
 from .down import Mover
-from .filling import Filling
+from .filling import Filling, Stage
 from .reads import Reads
 
 
@@ -57,9 +57,10 @@ class Parts:
         start: Callable[[Generator[None, None, int]], None],
         events: EventLog,
         filling: Filling | None = None,
+        register: Callable[[Mover], None] = lambda mover: None,
     ) -> None:
         """`mover`, `answers`: the tier's; `reads`: those that bring pages up; `start`: has an errand of many steps
-        done; `filling`: of what it has kept over a restart."""
+        done; `filling`: of what it has kept over a restart; `register`: has it know the namespace that is served."""
         self._table = table
         self._mover = mover
         self._tier = mover.tier
@@ -69,12 +70,16 @@ class Parts:
         self._start = start
         self._events = events
         self._filling = filling
+        self._register = register
         self._offering = False  # an errand that offers all pages waits for its turn
         self._saving: dict[Part, int] = {}  # parts that are leaving: pages that are being saved from them
         self._idle = runner.condition(table.lock)
 
     def room(self) -> None:
-        """Offer what host memory holds, most recent first, in steps."""
+        """Offer what host memory holds, most recent first, in steps; to a tier that took nothing, since no part of it
+        could note the namespace, once one has."""
+        if self._filling is not None and self._filling.stage is Stage.FILLED and not self._mover.enabled:
+            self._register(self._mover)
         if not self._offering:
             self._offering = True
             self._start(self._offer_all())

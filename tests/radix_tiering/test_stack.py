@@ -813,6 +813,31 @@ def test_a_device_that_was_out_is_written_to_again():
     check(stack)
 
 
+def test_a_device_that_is_back_learns_of_a_namespace_that_came_meanwhile():
+    """While no device was left the weights changed: nothing could note the new namespace, so nothing was written."""
+    array = FaultyArray(MemoryArray([2**20], seed=4))
+    ssd = memory_ssd(array=array)
+    stack = make_stack(host_pages=64, ssd=ssd)
+    array.add(Fault(Fail(errno.EIO), device=0, operation=Operation.WRITE))
+    put(stack, chain(*"abcd"))
+    stack.wait_written(10)
+    wait_until(lambda: "device.pages_lost" in [one.kind for one in stack.events.since()], "its pages are not given up")
+    stack.change_namespace(namespace(weights="others"))
+    wait_until(
+        lambda: "ssd.namespace_refused" in [one.kind for one in stack.events.since()], "the namespace is not refused"
+    )
+    array.clear()
+    assert ssd.stripes.readmit(0) == ""
+    new = chain(*"efgh")
+    wait_until(lambda: stack.movers["ssd"].enabled, "nothing is written to it")
+    put(stack, new)
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 4
+    stack.flush("memory")
+    assert get(stack, new) == 4
+    check(stack)
+
+
 def _reopened(array):
     """A new array over what `array` holds: a process that ended and one that starts."""
     return MemoryArray.from_images([image.copy() for image in array.images], seed=9)

@@ -15,7 +15,7 @@ NEARLY_FULL, PINNED = 0.9, 0.9
 #: things.
 SICK_REFUSALS = {
     "full": "all that was there was in use: if it grows, make the tier larger, or let fewer requests run at once",
-    "no device takes pages": "all are out of service or drained: see `inspect devices`, mend them, or add one",
+    "no device takes pages": "all are out of service or drained: see `inspect devices`, readmit them, or add one",
     "no room for promotion": "all of host memory was in use: make host.size larger",
     "too many wait to be copied": "pages are computed faster than they are copied out: see the link device-host",
     "the weights changed": "the device has KV of weights that are gone, and nothing of it is kept: send /flush_cache",

@@ -153,7 +153,7 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
     """`peers`: all devices of its set."""
     part = f"device {device.number} {text(device.path)}".rstrip()
     if device.service == "draining" and device.reason.startswith("write failed"):
-        remedy = "what it has is served; make room on its file system, mount it for writing, then restart"
+        remedy = "what it has is served; make room on its file system, or mount it for writing: it is tried again"
         yield Trouble(Mark.WARNING, device, f"gets no new pages: {text(device.reason)}", remedy, part)
     elif device.service == "draining":
         yield Trouble(Mark.NOTE, device, "is draining: no new pages go there", part=part)
@@ -164,7 +164,8 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             Mark.WRONG,
             device,
             f"is out of service: {text(device.reason) or 'no reason was given'}",
-            "its pages are misses and the server goes on without it; replace it and restart",
+            "its pages are misses and the server goes on without it, and asks it again; if it is mended, readmit it "
+            "(`swift-tiers control`), else replace it and restart",
             part,
         )
     if device.corrupt_units:

@@ -67,6 +67,7 @@ class Patience:
         self.deadline: float | None = None
         self.given_up: set[int] = set()
         self.abandoned: dict[int, Request] = {}
+        self.unsynced: list[Syncing] = []  # that nobody waits for any more
 
     def ended(self, since: float, now: float) -> bool:
         """Whether a device that was heard of at `since` is not waited for any longer."""
@@ -202,6 +203,7 @@ def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience)
             syncing.join(POLL)
         if syncing.is_alive():
             patience.given_up.add(syncing.device)
+            patience.unsynced.append(syncing)
         else:
             errors[syncing.device] = syncing.error
     return errors
@@ -210,8 +212,10 @@ def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience)
 class Syncing:
     """One device being synced on a thread of its own, from now on. `error`: 0 or an errno, once it has ended."""
 
-    def __init__(self, array: DeviceArray, device: int, runner: Runner) -> None:
+    def __init__(self, array: DeviceArray, device: int, runner: Runner, *, looks: bool = False) -> None:
+        """`looks`: whether it is there still, first: ENODEV where it is not."""
         self._array = array
+        self._looks = looks
         self.device = device
         self.error = errno.EIO
         thread = runner.thread(self._run, "ssd-sync")
@@ -220,7 +224,8 @@ class Syncing:
 
     def _run(self) -> None:
         try:
-            self.error = self._array.sync(self.device)
+            gone = self._looks and not self._array.present(self.device)
+            self.error = errno.ENODEV if gone else self._array.sync(self.device)
         except Exception:
             logger.exception("the device array failed to sync device %d", self.device)
 

@@ -6,8 +6,8 @@
 
 A device that had no room is written to again after a while, which shows whether there is some. One that is OUT is asked
 for its superblock after a while, and is in service again, with nothing on it, once it has answered and could be
-written, unless it has gone for good. One that an operator drains stays as it is until an operator takes that back. The
-stripe set's lock guards all of this.
+written, unless it has gone for good. One that an operator drains gets nothing until an operator takes that back, also
+when it has been out meanwhile. The stripe set's lock guards all of this.
 """
 
 from __future__ import annotations
@@ -80,56 +80,63 @@ class DeviceState:
         self.reason = ""
         #: Of one that is OUT: nobody has a page on it any more.
         self.is_let_go = False
+        #: An operator wants nothing new there.
+        self.is_drained = False
         self._for_good = False
         self._is_asked = False
-        self._rest = Rest(FIRST_REST, MOST_REST)  # of one that has no room, or is out
-        self._tried_at = float("-inf")
+        self._without_room, self._out = Rest(FIRST_REST, MOST_REST), Rest(FIRST_REST, MOST_REST)
+        self._tried_at = self._back_at = float("-inf")
 
     def shut(self, reason: str, now: float) -> bool:
         """-> DRAINING: since it has no room, or is `DRAINED`, which one without room may become, too. Whether it was
         IN."""
-        was = self.service
-        if was is Service.IN or (was is Service.DRAINING and reason == DRAINED):
+        was, by_command = self.service, reason == DRAINED
+        self.is_drained = self.is_drained or by_command
+        if was is Service.IN or (was is Service.DRAINING and by_command):
             self.service, self.reason = Service.DRAINING, reason
-        if was is Service.IN and reason != DRAINED:
-            self._leave_alone(now)
+        if was is Service.IN and not by_command:
+            if now - self._tried_at > self._without_room.seconds:
+                self._without_room.went_well()
+            self._without_room.failed(now)
         return was is Service.IN
 
     def lose(self, reason: str, now: float, *, for_good: bool = False) -> None:
-        """-> OUT. `for_good`: nothing is to be expected of it any more."""
-        self._is_asked = False
-        self.service, self.reason, self.is_let_go, self._for_good = Service.OUT, reason, False, for_good
-        self._leave_alone(now)
-
-    def _leave_alone(self, now: float) -> None:
-        if now - self._tried_at > self._rest.seconds:
-            self._rest.went_well()
-        self._rest.failed(now)
+        """-> OUT. `for_good`: nothing is to be expected of it any more; of one that is OUT, that."""
+        self._for_good = self._for_good or for_good
+        if self.service is Service.OUT:
+            return
+        self.service, self.reason, self.is_let_go = Service.OUT, reason, False
+        if now - self._back_at > MOST_REST:
+            self._out.went_well()
+        self._out.failed(now)
 
     def tries(self, now: float) -> bool:
         """-> IN, if it had no room, and it is time to try. Whether it is."""
-        if self.service is not Service.DRAINING or self.reason == DRAINED or not self._rest.is_over(now):
+        if self.service is not Service.DRAINING or self.is_drained or not self._without_room.is_over(now):
             return False
         self.serve(now)
         return True
 
     def serve(self, now: float) -> None:
         """-> IN, once more."""
-        self._is_asked = False
+        if self.service is Service.OUT:
+            self._back_at = now
         self.service, self.reason, self._tried_at = Service.IN, "", now
+        self._is_asked = self.is_drained = False
 
     def asks(self, now: float) -> bool:
-        """Whether it is OUT, may come back, and it is time to ask it. It is asked then, and not again until it is
-        `serve`, or `did_not_come_back`."""
-        if self.service is not Service.OUT or self.kept_out or self._is_asked or not self._rest.is_over(now):
+        """Whether it is OUT, may come back by itself, and it is time to ask it. It is asked then, and not again until
+        that `has_answered`."""
+        if self.service is not Service.OUT or self.kept_out or self.is_drained or not self._out.is_over(now):
             return False
-        self._is_asked = True
-        return True
+        was_asked, self._is_asked = self._is_asked, True
+        return not was_asked
 
-    def did_not_come_back(self, now: float) -> None:
-        """It is asked again later."""
+    def has_answered(self, now: float) -> None:
+        """What it was asked. If it is OUT still, it is asked again later."""
+        if self._is_asked and self.service is Service.OUT:
+            self._out.failed(now)
         self._is_asked = False
-        self._rest.failed(now)
 
     @property
     def kept_out(self) -> str:

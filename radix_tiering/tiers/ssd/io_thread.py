@@ -469,7 +469,7 @@ class IoThread:
             # The slow paths gave up on these, or they were asked of devices that are out.
             for tag, error in zip(tags[control].tolist(), errors[control].tolist(), strict=True):
                 self.patience.abandoned.pop(tag, None)
-                self._heard_of(tag, error, now)
+                self._heard_of(tag, error)
             tags, errors = tags[~control], errors[~control]
         done = self.units.complete(tags, errors, now)
         if done.late:
@@ -577,26 +577,34 @@ class IoThread:
                     logger.exception("the device array refused a request")
                     self.complete([Completion(request.tag, device, errno.EINVAL)])
 
-    def _heard_of(self, tag: int, error: int, now: float) -> None:
+    def _heard_of(self, tag: int, error: int) -> None:
         """A device that was asked has answered."""
         device = self._asked.pop(tag, None)
         if device is None:
             return
+        if error in GONE:
+            self.take_out(device, "", for_good=True)
         if error:
-            self.did_not_come_back(device, now)
+            self.has_answered(device)
         else:
             with suppress(RuntimeError):  # it is closed meanwhile
                 self.post(lambda: self._on_answer(device))
 
-    def did_not_come_back(self, device: int, now: float) -> None:
+    def has_answered(self, device: int) -> None:
+        """What it was asked when it was out."""
         with self.lock:
-            self._devices[device].did_not_come_back(now)
+            self._devices[device].has_answered(self._clock())
 
     def owes(self, device: int) -> bool:
         """Whether a device has yet to answer something: what it was asked to write it may write at any time until it
         does. On the I/O thread."""
-        abandoned = any(request.device == device for request in self.patience.abandoned.values())
-        return abandoned or self.units.in_flight(device) > 0
+        patience = self.patience
+        patience.unsynced = [one for one in patience.unsynced if one.is_alive()]
+        return (
+            self.units.in_flight(device) > 0
+            or any(request.device == device for request in patience.abandoned.values())
+            or any(one.device == device for one in patience.unsynced)
+        )
 
     def put_back(self, device: int) -> None:
         """-> IN. On the I/O thread, lock held."""
@@ -618,6 +626,7 @@ class IoThread:
         with self._wake:
             state = self._devices[device]
             if state.service is Service.OUT:
+                state.lose(reason, self._clock(), for_good=for_good)
                 return
             state.lose(reason, self._clock(), for_good=for_good)
             self._out.add(device)

@@ -1,4 +1,4 @@
-"""A blank device that joins a stripe set which is open, and a member of it that was out of service and comes back.
+"""A blank device that joins a stripe set which is open.
 
 The order makes every crash harmless, as it does on opening: the namespace table goes to the new device; then every
 member's superblock says that the set has one more, so that the new one's index is taken for good; then the new one
@@ -58,19 +58,6 @@ def join(
     slots = SlotMap(first.geometry.slot_count)
     state = DeviceState(device, first.device_index, first.geometry, slots)
     return Joined(state, slots, first._replace(sequence=first.sequence + 1), index_taken)
-
-
-def come_back(
-    array: DeviceArray, device: int, old: Superblock, copy: int, table: bytes, patience: Patience
-) -> Superblock | str:
-    """Write to a member that was out of service what the others have got meanwhile, which also shows whether it can be
-    written: the namespace `table`, and `copy` of its superblock, which says what `old` does. Its superblock then, or
-    why it cannot be used. On "ssd-io"; waits for the device."""
-    patience.given_up.discard(device)
-    superblock = old._replace(sequence=old.sequence + 1)
-    error = write_table(array, device, table, patience)
-    error = error or write_superblock(array, device, copy, superblock, patience)
-    return patience.reason(error) if error else superblock
 
 
 def _raise_count(

@@ -340,9 +340,7 @@ class SsdTier(Tier):
         if device.service == "in service":
             return Obeyed(f"{device.path} was in service already")
         if reason := self.stripes.readmit(int(argument)):
-            raise CommandRefusedError(
-                f"device: {device.path} is out of service ({device.reason}) and stays so: {reason}"
-            )
+            raise CommandRefusedError(f"device: {device.path} is out of service and stays so: {reason}")
         # Of one that was out its tier tells.
         told = [("device.readmitted", {"device": device.path})] if device.in_service else []
         return Obeyed(f"{device.path} gets new pages again", told)
@@ -351,9 +349,10 @@ class SsdTier(Tier):
         device, devices = self._find(argument)
         if device.service == "draining" and device.reason == DRAINED:
             return Obeyed(f"{device.path} was draining already")
-        if not device.in_service:
-            raise CommandRefusedError(f"device: {device.path} is out of service: {device.reason}")
         self.stripes.drain(int(argument))
+        if not device.in_service:
+            text = f"{device.path} is out of service ({device.reason}), and stays so until it is readmitted"
+            return Obeyed(text, [("device.draining", {"device": device.path})])
         others = any(other.service == "in service" for other in devices if other is not device)
         text = f"{device.path} gets no new pages" + ("" if others else "; no device is left that does")
         return Obeyed(text, [("device.draining", {"device": device.path})])
@@ -362,6 +361,7 @@ class SsdTier(Tier):
         _check_place(config, directory)
         self._check_opened()
         number, path = self.add_device(directory)
+        self.stripes.on_room()
         text = f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
         return Obeyed(text, [("device.added", {"device": path, "number": number})])
 

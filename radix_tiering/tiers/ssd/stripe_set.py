@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from .blockio import STALL_SECONDS, check_buffer, sync_devices
 from .checkpoint import build_checkpoints, write_checkpoint
 from .device_state import DRAINED, DeviceStatus, Service
 from .io_thread import IoThread
-from .joining import come_back, join
+from .joining import join
 from .layout import (
     DIGEST_BYTES,
     Geometry,
@@ -43,8 +44,14 @@ from .transfers import (
     WriteRequest,
 )
 
+logger = logging.getLogger(__name__)
+
 #: Device, reason, and the stored pages that cannot be read any more.
 DeviceOutCallback = Callable[[int, str], None]
+
+
+#: Errors of a device that comes back after which nothing is to be expected of it any more.
+_GONE_FOR_GOOD = {errno.ENODEV: "it is no longer present", errno.ESTALE: "what it holds is not what it was left with"}
 
 
 class StripeSetStatus(NamedTuple):
@@ -527,7 +534,8 @@ class StripeSet:
         return self._device_count - len(self._forgotten) - len(self._superblocks)
 
     def drain(self, device: int) -> None:
-        """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
+        """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them. One
+        that is out does not come back until it is readmitted."""
         self._io.shut(device, DRAINED)
 
     def let_go(self, device: int) -> None:
@@ -554,8 +562,12 @@ class StripeSet:
 
     def _answers_again(self, device: int) -> None:
         """On "ssd-io", of one that is out."""
-        if self._come_back(device):
-            self._io.did_not_come_back(device, self._io.patience.clock())
+        try:
+            reason = self._come_back(device)
+        finally:  # whatever is raised, as where no thread can be started
+            self._io.has_answered(device)
+        if reason:
+            logger.info("swift-tiers: %s does not come back: %s", self.names[device], reason)
 
     def _come_back(self, device: int) -> str:
         """On "ssd-io", of one that is out; as `readmit`."""
@@ -565,17 +577,21 @@ class StripeSet:
                 return "the stripe set is being closed" if self._closed else ""
             if state.kept_out:
                 return state.kept_out
-            superblock = self._superblocks[device]._replace(device_count=self._device_count, forgotten=self._forgotten)
-            table, sequence = self._table.encode(), self._table.sequence
+            superblock = self._superblocks[device]._replace(
+                device_count=self._device_count, forgotten=self._forgotten, next_generation=self._next_generation
+            )
         if io.owes(device):
             return "it has not answered what it was asked before"
-        back = come_back(io.array, device, superblock, self._next_copy[device], table, io.patience)
-        if isinstance(back, str):
-            return back
+        io.patience.given_up.discard(device)
+        back = self._table_writer.come_back(device, superblock, self._next_copy[device])
+        if isinstance(back, int):
+            for_good = _GONE_FOR_GOOD.get(back, "")
+            if for_good:
+                io.take_out(device, for_good, for_good=True)
+            return for_good or io.patience.reason(back)
         with self._lock:
             self._superblocks[device] = back
             self._next_copy[device] = 1 - self._next_copy[device]
-            self._table_writer.has(device, sequence)
             io.put_back(device)
         io.guarded(self.on_device_back, device)
         return ""

@@ -13,12 +13,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 
+from ...base.page import BLOCK_BYTES
 from ...base.runner import Flag
 from .arrays.devices import Operation, Request
 from .blockio import POLL, Syncing, aligned_buffer, next_tag
 from .device_state import DeviceState, Service
 from .io_thread import IoThread
-from .layout import TABLE_BYTES, TABLE_OFFSETS
+from .layout import SUPERBLOCK_OFFSETS, TABLE_BYTES, TABLE_OFFSETS, Defect, Superblock, decode_superblock
 from .namespaces import NamespaceTable
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class TableWriter:
         self._flows: dict[int, Generator[None]] = {}
         self._answers: dict[int, int | None] = {}  # tag -> errno, or None as long as there is no answer
         self._syncs: list[Syncing] = []
+        self._returning: set[int] = set()
         self._now = 0.0
 
     def announce(self, done: Callable[[bool], None] | None = None) -> Change:
@@ -75,9 +77,21 @@ class TableWriter:
         self._changes.append(change)
         return change
 
-    def has(self, device: int, sequence: int) -> None:
-        """A device that was out has got the table of this sequence. Lock held."""
-        self._durable[device] = sequence
+    def come_back(self, device: int, expected: Superblock, copy: int) -> Superblock | int:
+        """Write to a member that is out what the others have got meanwhile, which also shows whether it can be written:
+        the namespace table, and `copy` of its superblock, which says what `expected` does. Before that it has to be
+        there, and to say what it was left with: else it has been somebody else's. The superblock then, or an errno
+        (ENODEV, ESTALE: for good). Serves transfers, and changes of the table, meanwhile."""
+        with self._io.lock:
+            sequence, content = self._table.sequence, self._table.encode()
+        ended: list[Superblock | int] = []
+        self._returning.add(device)
+        self._flows[device] = self._return(device, sequence, content, expected, copy, ended)
+        try:
+            self.run()
+        finally:
+            self._returning.discard(device)
+        return ended[0] if ended else errno.EIO
 
     def run(self) -> None:
         """Return when every device in service has the newest table; serves transfers meanwhile."""
@@ -102,7 +116,7 @@ class TableWriter:
         for device in behind:
             self._flows[device] = self._bring_up(device, sequence, content)
         for device, flow in list(self._flows.items()):
-            if device not in usable:
+            if device not in usable and device not in self._returning:
                 flow.close()
                 del self._flows[device]
             elif next(flow, self) is self:
@@ -149,19 +163,47 @@ class TableWriter:
     # What one device does; each `yield` waits for `_listen`.
 
     def _bring_up(self, device: int, sequence: int, content: bytes) -> Generator[None]:
+        error = yield from self._write_table(device, sequence, content)
+        if error:
+            name = errno.errorcode.get(error, error)
+            self._io.take_out(device, f"its namespace table cannot be written ({name})")
+
+    def _write_table(self, device: int, sequence: int, content: bytes) -> Generator[None, None, int]:
         buffer = aligned_buffer(TABLE_BYTES)
         buffer[:] = np.frombuffer(content, dtype=np.uint8)
         for offset in TABLE_OFFSETS:
-            error = (yield from self._write(device, offset, buffer)) or (yield from self._sync(device))
+            error = (yield from self._ask(device, Operation.WRITE, offset, buffer)) or (yield from self._sync(device))
             if error:
-                name = errno.errorcode.get(error, error)
-                self._io.take_out(device, f"its namespace table cannot be written ({name})")
-                return
+                return error
         self._durable[device] = sequence
+        return 0
 
-    def _write(self, device: int, offset: int, buffer: np.ndarray) -> Generator[None, None, int]:
+    def _return(
+        self,
+        device: int,
+        sequence: int,
+        content: bytes,
+        expected: Superblock,
+        copy: int,
+        ended: list[Superblock | int],
+    ) -> Generator[None]:
+        found, block = [], aligned_buffer(BLOCK_BYTES)
+        error = yield from self._sync(device, looks=True)
+        for offset in SUPERBLOCK_OFFSETS:
+            error = error or (yield from self._ask(device, Operation.READ, offset, block))
+            found.append(decode_superblock(block.tobytes()))
+        if not error and not _is_as_left(found, expected):
+            error = errno.ESTALE
+        error = error or (yield from self._write_table(device, sequence, content))
+        superblock = expected._replace(sequence=expected.sequence + 1)
+        block[:] = np.frombuffer(superblock.encode(), dtype=np.uint8)
+        error = error or (yield from self._ask(device, Operation.WRITE, SUPERBLOCK_OFFSETS[copy], block))
+        error = error or (yield from self._sync(device))
+        ended.append(error or superblock)
+
+    def _ask(self, device: int, operation: Operation, offset: int, buffer: np.ndarray) -> Generator[None, None, int]:
         patience, tag = self._io.patience, next_tag()
-        request = Request(tag, Operation.WRITE, device, offset, [buffer])
+        request = Request(tag, operation, device, offset, [buffer])
         self._answers[tag] = None
         since = patience.clock()
         self._io.array.submit([request])
@@ -175,9 +217,9 @@ class TableWriter:
             if self._answers.pop(tag) is None:
                 patience.give_up([request])
 
-    def _sync(self, device: int) -> Generator[None, None, int]:
+    def _sync(self, device: int, *, looks: bool = False) -> Generator[None, None, int]:
         since = self._io.patience.clock()
-        syncing = Syncing(self._io.array, device, self._io.runner)
+        syncing = Syncing(self._io.array, device, self._io.runner, looks=looks)
         self._syncs.append(syncing)
         try:
             while syncing.is_alive():
@@ -187,3 +229,17 @@ class TableWriter:
             return syncing.error
         finally:
             self._syncs.remove(syncing)
+            if syncing.is_alive():
+                self._io.patience.unsynced.append(syncing)
+
+
+def _is_as_left(copies: Sequence[Superblock | Defect], expected: Superblock) -> bool:
+    """Whether both copies of a superblock are those of a member that nobody has opened meanwhile. A write of ours whose
+    answer was an error may be there."""
+    found = [one for one in copies if isinstance(one, Superblock)]
+    newest = max((one.sequence for one in found), default=0)
+    return expected.sequence <= newest <= expected.sequence + 1 and all(
+        (one.set_id, one.device_index, one.geometry) == (expected.set_id, expected.device_index, expected.geometry)
+        and not (one.clean and one.sequence >= expected.sequence)
+        for one in found
+    )

@@ -251,6 +251,118 @@ def test_what_was_flushed_while_a_device_was_out_stays_so(rig) -> None:
     assert not {page.generation for page in rig.open(only).recovered} & {flushed.generation}
 
 
+def test_others_serve_and_flush_while_a_device_that_comes_back_stands_still(rig) -> None:
+    """It answers what it is asked, and its sync does not return; then what is written to it is not answered."""
+    one = Returning(rig, SilentArray)
+    one.write()
+    assert one.pages[0].uses(0)
+    other = rig.put(one.stripes, 200, length=8192)
+    one.stripes._io.call(lambda: one.stripes._io.take_out(0, "for the test"))
+    one.let_go()
+    readmitted: list[str] = []
+    for stands_still in ("sync", "write"):
+        if stands_still == "sync":
+            one.array.sync_hangs.add(0)
+        else:
+            one.array.silence(0, Operation.WRITE)
+        thread = Thread(target=lambda: readmitted.append(one.stripes.readmit(0)), daemon=True)
+        thread.start()
+        wait_for(lambda: one.stripes._table_writer._syncs or one.array.swallowed)
+        assert rig.holds(one.stripes, other, 200)
+        one.clock.now += 2
+        assert one.stripes.flush_namespace(rig.OTHER)
+        one.stripes.register_namespace(b"namespace-four..", "four")
+        assert not readmitted, "it waits for that device"
+        one.clock.now += STALL + 2
+        wait_for(lambda: readmitted)
+        assert readmitted.pop().startswith("no answer")
+        assert one.stripes.readmit(0) == "it has not answered what it was asked before"
+        one.array.sync_hangs.clear()
+        one.array.sync_answers.set()
+        one.array.answer()
+        wait_for(lambda: not one.stripes._io.call(lambda: one.stripes._io.owes(0)) or one.passes(1.1))
+    assert one.stripes.readmit(0) == ""
+
+
+def test_a_drained_device_does_not_come_back_by_itself(rig) -> None:
+    one = broken(rig)
+    one.stripes.drain(0)
+    one.let_go()
+    one.array.clear()
+    one.passes(7200)
+    one.passes(2)
+    assert one.service() is OUT
+    assert one.stripes.readmit(0) == ""
+    assert one.service() is IN
+
+
+def test_a_device_that_goes_while_it_is_out_stays_out(rig) -> None:
+    one = broken(rig)
+    one.let_go()
+    one.array.clear()
+    one.array.present = lambda device: device != 0  # type: ignore[method-assign]  # its file has been deleted
+    one.passes(61)
+    one.comes_to(lambda: bool(one.stripes._devices[0].kept_out))
+    assert one.service() is OUT
+    one.array.present = one.memory.present  # type: ignore[method-assign]
+    assert one.stripes.readmit(0) == "it has gone for good"
+    assert not one.back
+
+
+def test_a_device_that_was_somebody_elses_meanwhile_is_not_touched(rig) -> None:
+    """Its bytes are others, or it was opened and closed by another server, or is a copy of an earlier day."""
+    for change in ("other bytes", "closed by another", "an old copy"):
+        one = broken(rig)
+        one.let_go()
+        one.array.clear()
+        image = one.memory.images[0]
+        if change == "other bytes":
+            image[:] = 0x5A
+        elif change == "closed by another":
+            alone = MemoryArray.from_images([image.copy()], seed=3)
+            for _ in range(2):
+                rig.open(alone).close(())
+            image[:] = alone.images[0]
+        else:
+            image[:] = rig.memory(2, 16).images[0]
+        before = image.copy()
+        assert one.stripes.readmit(0) == "what it holds is not what it was left with"
+        assert (image == before).all(), change
+        assert one.stripes.readmit(0) == "it has gone for good"
+
+
+def test_it_is_asked_again_whatever_is_raised(rig, monkeypatch) -> None:
+    one = broken(rig)
+    one.let_go()
+    one.array.clear()
+
+    def fails(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.stripes._table_writer, "come_back", fails)
+        one.passes(61)
+        one.comes_to(lambda: one.stripes._devices[0]._out.seconds > FIRST_REST)
+    one.passes(130)
+    one.comes_to(lambda: one.service() is IN)
+
+
+def test_one_that_fails_again_and_again_is_asked_more_rarely_however_long_it_served(rig) -> None:
+    one = failing(rig)
+    rests = []
+    for _ in range(8):
+        one.array.add(Fault(Fail(errno.EIO), device=0, operation=Operation.WRITE))
+        while one.service() is IN:
+            one.write()
+        one.let_go()
+        one.array.clear()
+        rests.append(one.stripes._devices[0]._out.seconds)
+        one.passes(rests[-1] + 1)
+        one.comes_to(lambda: one.service() is IN)
+        one.passes(100 + rests[-1] / 2)
+    assert rests == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+
 def test_one_that_is_drained_or_has_no_room_takes_pages_again(rig) -> None:
     one = failing(rig)
     one.stripes.drain(0)
