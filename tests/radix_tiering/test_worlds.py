@@ -38,7 +38,13 @@ OF_RANKS = {"neighbour: stumble", *(f"donor: {name} fails" for name in RANK_FAIL
 BESIDE = "damage found beside a copy"
 #: What kinds of worlds do not have to reach.
 SELDOM = {
-    "trouble": {*CRASHES, "fault: a short read", "fault: a sync does nothing", "fault: a sync fails"},
+    "trouble": {
+        *CRASHES,
+        "fault: a short read",
+        "fault: a sync does nothing",
+        "fault: a sync fails",
+        "device readmitted",
+    },
     "calm": {*CRASHES, *OF_DEVICES, *TROUBLE, BESIDE},
     "lent": {*CRASHES, *OF_DEVICES, "pages read to the device", "pages coded"},
     "crash": {"fault: a sync fails"},

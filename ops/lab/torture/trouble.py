@@ -37,28 +37,38 @@ class Troublemaker:
                 state.flushed_for_good_at = max(state.flushed_for_good_at, began)
 
     def device(self, draw: random.Random) -> None:
-        """One gets into trouble; or one that does not serve, or takes nothing, is mended, mostly, and readmitted."""
+        """One gets into trouble, and out of it a while later, perhaps; or one that does not serve, or takes nothing, is
+        taken back."""
         array, ssd = self._state.array, self._state.stack.tiers.get("ssd")
-        devices = ssd.snapshot()[1] if isinstance(ssd, SsdTier) else ()
-        idle = [number for number, device in enumerate(devices) if not device.takes_pages]
-        if array is not None and isinstance(ssd, SsdTier) and idle and draw.random() < 0.5:
-            number = draw.choice(idle)
-            if draw.random() < 0.8:
-                array.mend(number)
-            if draw.random() < 0.3:
-                self._state.tell(f"device {number} is left alone until it is asked again")
-                self._state.runner.sleep(FIRST_REST + 3.0)
-                self._state.happened["device comes back"] += ssd.snapshot()[1][number].takes_pages
-                return
-            told = obey(self._state.stack, ReadmitDevice(device=number))
-            self._state.tell(f"device {number} is readmitted: {told}")
-            self._state.happened["device readmitted"] += isinstance(told, str)
-        elif array is not None and len(array.sizes) > 1:
-            name = draw.choice(DEVICE_FAULTS)
-            number = draw.randrange(len(array.sizes))
-            getattr(array, name).add(number)
-            self._state.tell(f"device {number} is {name}")
-            self._state.happened[f"device {name}"] += 1
+        if array is None or len(array.sizes) < 2 or not isinstance(ssd, SsdTier):
+            return
+        idle = [number for number, device in enumerate(ssd.snapshot()[1]) if not device.takes_pages]
+        if idle and draw.random() < 0.5:
+            self._take_back(draw, ssd, draw.choice(idle))
+            return
+        name = draw.choice(DEVICE_FAULTS)
+        number = draw.randrange(len(array.sizes))
+        getattr(array, name).add(number)
+        self._state.tell(f"device {number} is {name}")
+        self._state.happened[f"device {name}"] += 1
+        if draw.random() < 0.4:
+            self._state.runner.sleep(draw.random() * 0.1)
+            if not ssd.snapshot()[1][number].takes_pages:
+                self._take_back(draw, ssd, number)
+
+    def _take_back(self, draw: random.Random, ssd: SsdTier, number: int) -> None:
+        """It is mended, mostly, and readmitted, or left alone until it is asked again."""
+        state = self._state
+        if state.array is not None and draw.random() < 0.8:
+            state.array.mend(number)
+        if draw.random() < 0.5:
+            state.tell(f"device {number} is left alone until it is asked again")
+            state.runner.sleep(FIRST_REST + 3.0)
+            state.happened["device comes back"] += ssd.snapshot()[1][number].takes_pages
+        else:
+            told = obey(state.stack, ReadmitDevice(device=number))
+            state.tell(f"device {number} is readmitted: {told}")
+            state.happened["device readmitted"] += isinstance(told, str)
 
     def damage_memory(self, draw: random.Random) -> None:
         stack = self._state.stack

@@ -164,8 +164,7 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             Mark.WRONG,
             device,
             f"is out of service: {text(device.reason) or 'no reason was given'}",
-            "its pages are misses and the server goes on without it, and asks it again; if it is mended, readmit it "
-            "(`swift-tiers control`), else replace it and restart",
+            "its pages are misses; it is asked again; mend and readmit, or replace it",
             part,
         )
     if device.corrupt_units:

@@ -752,8 +752,7 @@ def test_a_drained_device_gets_new_pages_again_when_it_is_readmitted() -> None:
         obey(stack, DrainDevice(device=device))
     put(stack, chain("old", *range(5)))
     assert obey(stack, ReadmitDevice(device=1)) == "memory1 gets new pages again"
-    stack.wait_written(10)
-    assert stack.snapshot().tiers["ssd"].pages == 6, "what had waited is offered anew"
+    wait_for(lambda: stack.snapshot().tiers["ssd"].pages == 6)  # what had waited is offered anew
     assert [device.used_bytes > 0 for device in stack.snapshot().devices] == [False, True]
     assert last(stack, "device.readmitted") == {"device": "memory1"}
     assert obey(stack, ReadmitDevice(device=1)) == "memory1 was in service already"
