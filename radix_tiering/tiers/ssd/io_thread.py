@@ -583,7 +583,7 @@ class IoThread:
         if device is None:
             return
         if error in GONE:
-            self.take_out(device, "", for_good=True)
+            self.take_out(device, "no longer present", for_good=True)
         if error:
             self.has_answered(device)
         else:
@@ -625,10 +625,10 @@ class IoThread:
         """
         with self._wake:
             state = self._devices[device]
-            if state.service is Service.OUT:
-                state.lose(reason, self._clock(), for_good=for_good)
-                return
+            was_out = state.service is Service.OUT
             state.lose(reason, self._clock(), for_good=for_good)
+            if was_out:
+                return
             self._out.add(device)
             self._allocator.shut(device)
             self._outbox.append(DeviceNews(device, reason, is_out=True))
