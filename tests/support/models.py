@@ -120,7 +120,6 @@ def tiny_delta(directory: Path, *, seed: int = 0) -> Path:
     """A Qwen3.5 of four dense layers, every second of which attends, and keeps a gated delta net's state otherwise; and
     of one more that predicts the token after the next one, and attends."""
     import torch
-    from safetensors.torch import load_file, save_file
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     def build(**special_ids: int) -> Any:
@@ -151,16 +150,8 @@ def tiny_delta(directory: Path, *, seed: int = 0) -> Path:
         return model
 
     write_random_model(directory, build, context=CONTEXT, seed=seed)
-    weights = load_file(directory / "model.safetensors")
-    draw = torch.Generator().manual_seed(seed + 1)
-    for name, weight in list(weights.items()):
-        if name.startswith("model.layers.1."):
-            random = 0.2 * torch.randn(weight.shape, generator=draw)
-            weights[name.replace("model.layers.1", "mtp.layers.0")] = weight.clone() if "norm" in name else random
-    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        weights[f"mtp.{norm}.weight"] = torch.zeros(HIDDEN)  # which is added to 1
-    weights["mtp.fc.weight"] = 0.2 * torch.randn(HIDDEN, 2 * HIDDEN, generator=draw)
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    norms = {f"mtp.{name}": torch.zeros(HIDDEN) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    _add_layer(directory, "model.layers.1", "mtp.layers.0", norms, "mtp.fc", seed=seed)  # norms are added to 1
     return _configure(directory, full_attention_interval=2)
 
 
@@ -270,7 +261,6 @@ def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
 def tiny_mtp(directory: Path, *, seed: int = 0) -> Path:
     """A MiMo of four layers, and of one more that predicts the token after the next one."""
     import torch
-    from safetensors.torch import load_file, save_file
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     def build(**special_ids: int) -> Any:
@@ -289,16 +279,9 @@ def tiny_mtp(directory: Path, *, seed: int = 0) -> Path:
         return Qwen2ForCausalLM(config)
 
     write_random_model(directory, build, context=CONTEXT, seed=seed)
-    weights = load_file(directory / "model.safetensors")
-    draw, more = torch.Generator().manual_seed(seed + 1), "model.mtp_layers.0"
-    for name, weight in list(weights.items()):
-        if name.startswith("model.layers.0."):
-            random = 0.2 * torch.randn(weight.shape, generator=draw)
-            weights[name.replace("model.layers.0", more)] = weight.clone() if "norm" in name else random
-    for norm in ("token", "hidden", "final"):
-        weights[f"{more}.{norm}_layernorm.weight"] = torch.ones(HIDDEN)
-    weights[f"{more}.input_proj.weight"] = 0.2 * torch.randn(HIDDEN, 2 * HIDDEN, generator=draw)
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    more = "model.mtp_layers.0"
+    norms = {f"{more}.{name}_layernorm": torch.ones(HIDDEN) for name in ("token", "hidden", "final")}
+    _add_layer(directory, "model.layers.0", more, norms, f"{more}.input_proj", seed=seed)
     return _configure(directory, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
 
 
@@ -369,6 +352,22 @@ def tiny_vl(directory: Path, *, seed: int = 0) -> Path:
         chat_template=tokenizer.chat_template,
     ).save_pretrained(directory)
     return directory
+
+
+def _add_layer(directory: Path, like: str, name: str, norms: dict[str, Any], projection: str, *, seed: int) -> None:
+    """Give a model one layer more, `name`, that predicts the token after the next one: its weights are drawn, in the
+    shapes of the layer `like`, whose norms it has; before it are `norms`, and what joins a token and a hidden state."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights, draw = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(seed + 1)
+    for known, weight in list(weights.items()):
+        if known.startswith(f"{like}."):
+            random = 0.2 * torch.randn(weight.shape, generator=draw)
+            weights[known.replace(like, name)] = weight.clone() if "norm" in known else random
+    weights |= {f"{norm}.weight": weight for norm, weight in norms.items()}
+    weights[f"{projection}.weight"] = 0.2 * torch.randn(HIDDEN, 2 * HIDDEN, generator=draw)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _configure(directory: Path, **changes: Any) -> Path:

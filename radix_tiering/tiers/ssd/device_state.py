@@ -111,11 +111,8 @@ class DeviceState:
         self._out.failed(now)
 
     def tries(self, now: float) -> bool:
-        """-> IN, if it had no room, and it is time to try. Whether it is."""
-        if self.service is not Service.DRAINING or self.is_drained or not self._without_room.is_over(now):
-            return False
-        self.serve(now)
-        return True
+        """Whether it had no room, and it is time to try."""
+        return self.service is Service.DRAINING and not self.is_drained and self._without_room.is_over(now)
 
     def serve(self, now: float) -> None:
         """-> IN, once more."""

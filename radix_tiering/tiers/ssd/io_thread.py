@@ -558,7 +558,7 @@ class IoThread:
         with self._wake:
             tried = [state.device for state in self._devices if state.tries(now)]
             for device in tried:
-                self._allocator.reopen(device)
+                self.open_again(device)
         if tried:
             self.guarded(self._on_room)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ...base.runner import Runner
 from ..ssd.arrays.checking import check_requests
@@ -53,7 +53,7 @@ class ModelArray(MemoryArray):
 
     def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
         while self._mended:
-            self._answers(self._mended.pop())
+            self._answer({self._mended.pop()})
         end = None if timeout is None else self._runner.monotonic() + timeout
         while True:
             now = self._runner.monotonic()
@@ -66,18 +66,19 @@ class ModelArray(MemoryArray):
             done.append(heapq.heappop(self._due)[2])
         return [self._carry_out(request) for request in done]
 
-    def _answers(self, device: int) -> None:
-        """At once, to all that it was asked."""
+    def _answer(self, devices: Container[int]) -> None:
+        """At once, to all that these were asked."""
         now = self._runner.monotonic()
-        due = [(min(at, now) if request.device == device else at, number, request) for at, number, request in self._due]
+        due = [
+            (min(at, now) if request.device in devices else at, number, request) for at, number, request in self._due
+        ]
         self._due = sorted(due)
 
     def heal(self) -> None:
         """What was silent answers after all, and nothing goes wrong any more."""
         self.silent.clear()
         self.failing.clear()
-        now = self._runner.monotonic()
-        self._due = sorted((min(due, now), number, request) for due, number, request in self._due)
+        self._answer(range(len(self.sizes)))
 
     def mend(self, device: int) -> None:
         """Likewise, of one, from the next look on at what is done."""

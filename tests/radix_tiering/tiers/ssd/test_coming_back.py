@@ -77,10 +77,7 @@ class Returning:
 
 
 def failing(rig, *faults: Fault) -> Returning:
-    def wrap(memory: MemoryArray) -> FaultyArray:
-        return FaultyArray(memory)
-
-    one = Returning(rig, wrap)
+    one = Returning(rig, FaultyArray)
     one.write()
     for fault in faults:
         one.array.add(fault)
