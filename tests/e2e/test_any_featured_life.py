@@ -61,6 +61,6 @@ def test_whatever_is_asked_for_answers_are_right(tmp_path_factory: pytest.TempPa
         server.wait_ready(START_SECONDS)
         life = kind.life(site, server, said, draw, tiers, truth=truth)
         life.live(("host", "ssd"))
-        assert heard.knows(BENEATH), "a router heard nothing of what is beneath the device"
+        assert heard.ever[BENEATH], "a router heard nothing of what is beneath the device"
         wait_for(life.flush_cache)  # requests that were left may run yet
         wait_for(lambda: not (heard.knows(GPU) or heard.knows(BENEATH)))

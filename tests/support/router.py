@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from array import array
 from collections import Counter
 from typing import Any
@@ -61,32 +62,63 @@ class Router:
 
 
 class Subscriber:
-    """A `Router` that hears a server by ZeroMQ, as routers do; a context manager."""
+    """A `Router` that hears a server by ZeroMQ, as routers do; a context manager. It reads all the time: what has come
+    and was not read is lost when the server ends. One that begins anew has nothing, and counts from 0 again."""
 
     def __init__(self, port: int) -> None:
         self.router = Router()
+        self.ever: Counter[str] = Counter()  # events of blocks that were stored there, whatever has become of them
+        endpoint = f"tcp://127.0.0.1:{port}"
         self.arguments = (
             "--kv-events-config",
-            json.dumps({"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "bind": True, "topic": "kv"}),
+            json.dumps({"publisher": "zmq", "endpoint": endpoint, "bind": True, "topic": "kv"}),
         )
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
-        self._socket.set_hwm(0)  # whoever misses one makes no sense of the rest
-        self._socket.subscribe(b"kv")
-        self._socket.connect(f"tcp://127.0.0.1:{port}")
+        self._endpoint = endpoint
+        self._number = -1  # of the last message
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._wrong: list[str] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
         self._decoder = msgspec.msgpack.Decoder(KVEventBatch)
 
     def knows(self, medium: str) -> set[int]:
         """The blocks that the server has there, by all that has come so far."""
-        while self._socket.poll(0):
-            _, _, payload = self._socket.recv_multipart()
-            self.router.publish(self._decoder.decode(payload))
-        return set(self.router.blocks[medium])
+        with self._lock:
+            assert not self._wrong, self._wrong
+            return set(self.router.blocks[medium])
+
+    def _listen(self) -> None:
+        with zmq.Context.instance().socket(zmq.SUB) as socket:
+            socket.linger = 0
+            socket.set_hwm(0)  # whoever misses one makes no sense of the rest
+            socket.subscribe(b"kv")
+            socket.connect(self._endpoint)
+            while not self._over.is_set():
+                if socket.poll(50):
+                    _, number, payload = socket.recv_multipart()
+                    with self._lock:
+                        self._hear(int.from_bytes(number, "big"), payload)
+
+    def _hear(self, number: int, payload: bytes) -> None:
+        if number <= self._number:
+            self.router = Router()
+        elif self._number >= 0 and number != self._number + 1:
+            self._wrong.append(f"message {number} follows {self._number}")
+        self._number = number
+        batch = self._decoder.decode(payload)
+        self.ever.update(event.medium for event in batch.events if isinstance(event, BlockStored))
+        try:
+            self.router.publish(batch)
+        except AssertionError as error:
+            self._wrong.append(str(error))
 
     def __enter__(self) -> Subscriber:
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close(linger=0)
+        self._over.set()
+        self._thread.join()
 
 
 def blocks_of(token_ids: list[int], page_tokens: int) -> list[int]:
