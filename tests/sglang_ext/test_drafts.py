@@ -12,9 +12,10 @@ from typing import NamedTuple
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.sglang_ext.pools.kept import index_planes
 
 from support import speculating_on_cpu, states_on_cpu
-from support.models import tiny_delta, tiny_eagle, tiny_gemma, tiny_hybrid, tiny_mtp
+from support.models import tiny_delta, tiny_eagle, tiny_eagle3, tiny_gemma, tiny_hybrid, tiny_latent_mtp, tiny_mtp
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
 from support.speculating_on_cpu import drafted
@@ -35,8 +36,8 @@ from support.turns import check_conversations, conversations
 
 ENVIRONMENT = {**speculating_on_cpu.ENVIRONMENT, **states_on_cpu.ENVIRONMENT}
 TURNS = 14
-#: Tokens of an answer of more than two pages, and the question that follows it.
-LONG_ANSWER, AFTER_AN_ANSWER = 40, "a turn after an answer"
+#: The question that follows an answer of more than two pages.
+AFTER_AN_ANSWER = "a turn after an answer"
 
 
 class Drafting(NamedTuple):
@@ -44,13 +45,23 @@ class Drafting(NamedTuple):
 
     algorithm: str
     draft: str  # how the model that drafts is made
-    front: int  # what it keeps of a page, in layers of the model
-    beside: str = ""  # what the served model keeps beside KV of all tokens
+    front: float  # what it keeps of a page, in layers of the model
+    beside: str = ""  # what the served model keeps beside KV of all tokens, or in its place
 
     @property
     def layers(self) -> int:
         """Of the served model's, those with KV of all tokens."""
         return 2 if self.beside in ("windows", "deltas") else 4
+
+    @property
+    def keeps_a_state(self) -> bool:
+        """A window is one, too."""
+        return self.beside in ("windows", "deltas", "states")
+
+    @property
+    def page(self) -> int:
+        """Tokens: SGLang gives models with an index no other."""
+        return 64 if self.beside == "an index" else PAGE
 
 
 #: How what a served model keeps beside its KV is prepared in a scheduler's process, without and with a draft; and what
@@ -69,6 +80,11 @@ BESIDE = {
         "support.states_on_cpu.with_states_of_pages", "support.speculating_on_cpu.install_with_states",
         states_on_cpu.ARGUMENTS,
     ),
+    "latent rows": (None, "support.speculating_on_cpu.install", []),
+    "an index": (
+        "support.sparse_on_cpu.install", "support.speculating_on_cpu.install_with_index",
+        ["--attention-backend", "swift_cpu"],
+    ),
 }  # fmt: skip
 
 
@@ -78,7 +94,11 @@ KINDS = [
     Drafting("EAGLE", "eagle", 2),
     pytest.param(Drafting("EAGLE", "eagle", 2, "windows"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("EAGLE", "eagle", 2, "states"), marks=pytest.mark.exhaustive),
+    pytest.param(Drafting("EAGLE3", "eagle3", 1), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("NEXTN", "mtp", 1), marks=pytest.mark.exhaustive),
+    pytest.param(Drafting("NEXTN", "mtp", 1, "latent rows"), marks=pytest.mark.exhaustive),
+    # A row of 192 bytes a token, and of each of five layers 132 of an index.
+    pytest.param(Drafting("NEXTN", "mtp", 1 + 5 * 132 / 192, "an index"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("NEXTN", "mtp", 1, "deltas"), marks=pytest.mark.exhaustive),
     pytest.param(Drafting("STANDALONE", "itself", 4), marks=pytest.mark.exhaustive),
 ]
@@ -87,7 +107,10 @@ KINDS = [
 def served(kind: Drafting, folder: Path) -> tuple[Path, Path]:
     """The model, and the one that drafts for it."""
     if kind.draft == "mtp":
-        model = (tiny_delta if kind.beside == "deltas" else tiny_mtp)(folder / "model")
+        if kind.beside in ("latent rows", "an index"):
+            model = tiny_latent_mtp(folder / "model", sparse=kind.beside == "an index")
+        else:
+            model = (tiny_delta if kind.beside == "deltas" else tiny_mtp)(folder / "model")
         return model, model
     if kind.beside == "windows":
         model = tiny_gemma(folder / "model", own_pool=True)
@@ -95,7 +118,8 @@ def served(kind: Drafting, folder: Path) -> tuple[Path, Path]:
         model = tiny_hybrid(folder / "model")
     else:
         model = tiny_model(folder / "model")
-    return model, tiny_eagle(folder / "draft", model) if kind.draft == "eagle" else model
+    drafts = {"eagle": tiny_eagle, "eagle3": tiny_eagle3}
+    return model, drafts[kind.draft](folder / "draft", model) if kind.draft in drafts else model
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind.algorithm} {kind.beside}".strip())
@@ -110,9 +134,13 @@ def models(kind, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def without_tiers(kind, models):
-    """A server that does not speculate."""
-    prepare, _, more = BESIDE[kind.beside]
-    with SchedulerProcess(arguments_of(models[0], *more), states_on_cpu.ENVIRONMENT, prepare=prepare) as plain:
+    """A server that does not speculate; of keys that are rounded to 8 bits one that does, as some of them are others
+    where tokens are computed in batches of another size."""
+    prepare, prepare_with_drafts, more = BESIDE[kind.beside]
+    arguments = arguments_of(models[0], *more, page=kind.page)
+    if kind.beside == "an index":
+        arguments, prepare = [*arguments, *speculation(kind, models)], prepare_with_drafts
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=prepare, fresh=True) as plain:
         yield plain
 
 
@@ -121,13 +149,15 @@ def expected(without_tiers):
     return without_tiers(answers_of)
 
 
+def speculation(kind, models):
+    algorithm, draft = kind.algorithm, str(models[1])
+    more = ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft)
+    return [*speculating_on_cpu.ARGUMENTS, *more]
+
+
 def arguments_with(kind, models, directory, **changes):
-    model, draft = models
-    return [
-        *arguments_of(model, *with_tiers(directory, **changes), *BESIDE[kind.beside][2]),
-        *speculating_on_cpu.ARGUMENTS,
-        *("--speculative-algorithm", kind.algorithm, "--speculative-draft-model-path", str(draft)),
-    ]
+    arguments = arguments_of(models[0], *with_tiers(directory, **changes), *BESIDE[kind.beside][2], page=kind.page)
+    return [*arguments, *speculation(kind, models)]
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +174,11 @@ def parts_of_a_page(s):
     return geometry.layers, geometry.front_bytes / geometry.layer_bytes
 
 
+def of_an_answer(page):
+    """Tokens of one of more than two pages."""
+    return 2 * page + page // 2
+
+
 def drafts_from(s, place):
     """Of each question whose prefix is in that tier alone, or nowhere: its answer, what was drafted for it, and where
     its prefix came from. The last one follows an answer, of whose tokens the draft has written its rows while it was
@@ -152,7 +187,8 @@ def drafts_from(s, place):
     for name, question in {**QUESTIONS, AFTER_AN_ANSWER: QUESTIONS["a question"]}.items():
         forget(s)
         if name == AFTER_AN_ANSWER:
-            answer = s.generate(question, LONG_ANSWER)[:LONG_ANSWER]
+            tokens = of_an_answer(s.linker.pool.page_size)
+            answer = s.generate(question, tokens)[:tokens]
             question = [*question, *answer, *prompt(95, 20)]
         else:
             s.generate(question, ANSWER)
@@ -170,7 +206,8 @@ def drafts_from(s, place):
 
 def drafts_over_zeros(s):
     """The same of one question, where of what is loaded the rows of the draft are zeroed."""
-    answer = answered_over_zeros(s, "front", drafted.clear)
+    of_the_model = index_planes(s.scheduler.token_to_kv_pool_allocator.get_kvcache())
+    answer = answered_over_zeros(s, "front", drafted.clear, spared=len(of_the_model))
     return answer[:ANSWER], list(drafted)
 
 
@@ -221,7 +258,11 @@ def test_answers_and_drafts_are_those_without_a_cached_prefix_from_every_tier(
         assert name == AFTER_AN_ANSWER or answer == expected[name][:ANSWER], name
         assert drafts == computed[name][1], name
         # Those of an answer: a page more than its prompt has.
-        least = cached(QUESTIONS["a question"]) + 2 * PAGE if name == AFTER_AN_ANSWER else cached(QUESTIONS[name])
+        least = (
+            cached(QUESTIONS["a question"], kind.page) + 2 * kind.page
+            if name == AFTER_AN_ANSWER
+            else cached(QUESTIONS[name], kind.page)
+        )
         if kind.beside in ("states", "deltas"):
             least = min(least, on_device[name][2]["device"])  # SGLang keeps none at the end of every page
         assert sum(details.values()) == details[place] >= least > 0, (name, details)
@@ -229,8 +270,8 @@ def test_answers_and_drafts_are_those_without_a_cached_prefix_from_every_tier(
 
 def test_nothing_is_computed_while_pages_come_up(drafting, kind):
     details, why = drafting(restored_while_it_could_be_computed)
-    assert details["ssd"] == cached(QUESTIONS["a question"])
-    of_all = "the model keeps a state, which is" if kind.beside else "a model drafts for it, from all"
+    assert details["ssd"] == cached(QUESTIONS["a question"], kind.page)
+    of_all = "the model keeps a state, which is" if kind.keeps_a_state else "a model drafts for it, from all"
     assert why.startswith(of_all)
 
 

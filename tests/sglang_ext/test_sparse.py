@@ -71,7 +71,7 @@ def tiers(arguments):
 def test_a_page_has_the_index_in_front_of_its_layers(tiers):
     """Of all layers: where there is a linker, SGLang has memory for that of a layer, too, which takes what the one
     before it has picked."""
-    assert tiers(parts_of_a_page) == ("DSATokenToKVPool", (4, 1, 48 * 2, 4 * PAGE * (128 + 4)))
+    assert tiers(parts_of_a_page) == ("DSATokenToKVPool", (4, 1, 48 * 4, 4 * PAGE * (128 + 4)))
 
 
 @pytest.mark.parametrize("part", ["front", "layers"])

@@ -58,7 +58,7 @@ def tiny_sparse(directory: Path, *, seed: int = 0) -> Path:
     """A DeepSeek-V3.2 of four dense layers, as `tiny_mla`: each token attends to 64 that its layer's index picks. One
     layer takes what the one before it has picked, and has no index."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     tiny_mla(directory, seed=seed)
     weights, draw = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(seed + 1)
@@ -70,7 +70,7 @@ def tiny_sparse(directory: Path, *, seed: int = 0) -> Path:
         ):  # fmt: skip
             weights[f"{index}.{name}.weight"] = 0.2 * torch.randn(shape, generator=draw)
         weights[f"{index}.k_norm.weight"], weights[f"{index}.k_norm.bias"] = torch.ones(width), torch.zeros(width)
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    _save(weights, directory)
     return _configure(
         directory,
         architectures=["DeepseekV32ForCausalLM"],
@@ -79,6 +79,31 @@ def tiny_sparse(directory: Path, *, seed: int = 0) -> Path:
         index_head_dim=width,
         index_topk_pattern="FFSF",
     )
+
+
+def tiny_latent_mtp(directory: Path, *, sparse: bool = False, seed: int = 0) -> Path:
+    """A DeepSeek-V3, or V3.2, of four dense layers, as `tiny_mla` and `tiny_sparse`, and of one more of experts that
+    predicts the token after the next one."""
+    import torch
+    from safetensors.torch import load_file
+
+    (tiny_sparse if sparse else tiny_mla)(directory, seed=seed)
+    own = "model.layers.4"
+    norms = {f"{own}.{name}": torch.ones(HIDDEN) for name in ("enorm", "hnorm", "shared_head.norm")}
+    _add_layer(directory, "model.layers.0", own, norms, f"{own}.eh_proj", seed=seed)
+    weights, draw = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(seed + 2)
+    for name in [name for name in weights if name.startswith(f"{own}.mlp.")]:
+        del weights[name]
+    inner = 32
+    for experts in ("shared_experts", *(f"experts.{number}" for number in range(4))):
+        for name, shape in (
+            ("gate_proj", (inner, HIDDEN)), ("up_proj", (inner, HIDDEN)), ("down_proj", (HIDDEN, inner)),
+        ):  # fmt: skip
+            weights[f"{own}.mlp.{experts}.{name}.weight"] = 0.2 * torch.randn(shape, generator=draw)
+    weights[f"{own}.mlp.gate.weight"] = 0.2 * torch.randn((4, HIDDEN), generator=draw)
+    _save(weights, directory)
+    more = {} if sparse else {"architectures": ["DeepseekV3ForCausalLM"]}
+    return _configure(directory, num_nextn_predict_layers=1, n_group=1, topk_group=1, scoring_func="softmax", **more)
 
 
 def tiny_hybrid(directory: Path, *, seed: int = 0) -> Path:
@@ -219,7 +244,6 @@ def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
     """A model that drafts for `tiny_model`'s, one layer as EAGLE has it: the target's embeddings, head and last hidden
     states; and twice as many KV heads."""
     import torch
-    from safetensors.torch import save_file
 
     known = json.loads((target / "config.json").read_text())
     heads, kv_heads, dim = known["num_attention_heads"], 2 * known["num_key_value_heads"], known["head_dim"]
@@ -240,22 +264,45 @@ def tiny_eagle(directory: Path, target: Path, *, seed: int = 1) -> Path:
     weights = {name: 0.2 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     weights["layers.0.post_attention_layernorm.weight"] = torch.ones(hidden)
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    names = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
-        "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id",
-    )  # fmt: skip
-    config = {name: known[name] for name in names} | {
-        "architectures": ["LlamaForCausalLMEagle"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "num_hidden_layers": 1,
-        "num_key_value_heads": kv_heads,
-        "tie_word_embeddings": False,
-        "dtype": "float32",
+    _save(weights, directory)
+    return _configure_draft(directory, known, "LlamaForCausalLMEagle", kv_heads)
+
+
+def tiny_eagle3(directory: Path, target: Path, *, seed: int = 1) -> Path:
+    """A model that drafts for `tiny_model`'s, one layer as EAGLE3 has it: hidden states of three of the target's
+    layers; and words of its own, half as many."""
+    import torch
+
+    known = json.loads((target / "config.json").read_text())
+    heads, kv_heads, dim = known["num_attention_heads"], known["num_key_value_heads"], known["head_dim"]
+    hidden, inner, words = known["hidden_size"], known["intermediate_size"], known["vocab_size"] // 2
+    shapes = {
+        "embed_tokens.weight": (known["vocab_size"], hidden),
+        "fc.weight": (hidden, 3 * hidden),
+        "midlayer.self_attn.q_proj.weight": (heads * dim, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv_heads * dim, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv_heads * dim, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, heads * dim),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "lm_head.weight": (words, hidden),
     }
-    (directory / "config.json").write_text(json.dumps(config, indent=1))
-    return directory
+    draw = torch.Generator().manual_seed(seed)
+    weights = {name: 0.2 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
+    weights |= {f"{name}.weight": torch.ones(hidden) for name in norms}
+    weights["d2t"] = torch.arange(words)  # every second of the target's words
+    directory.mkdir(parents=True, exist_ok=True)
+    _save(weights, directory)
+    return _configure_draft(
+        directory,
+        known,
+        "LlamaForCausalLMEagle3",
+        kv_heads,
+        draft_vocab_size=words,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    )
 
 
 def tiny_mtp(directory: Path, *, seed: int = 0) -> Path:
@@ -358,7 +405,7 @@ def _add_layer(directory: Path, like: str, name: str, norms: dict[str, Any], pro
     """Give a model one layer more, `name`, that predicts the token after the next one: its weights are drawn, in the
     shapes of the layer `like`, whose norms it has; before it are `norms`, and what joins a token and a hidden state."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     weights, draw = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(seed + 1)
     for known, weight in list(weights.items()):
@@ -367,7 +414,33 @@ def _add_layer(directory: Path, like: str, name: str, norms: dict[str, Any], pro
             weights[known.replace(like, name)] = weight.clone() if "norm" in known else random
     weights |= {f"{norm}.weight": weight for norm, weight in norms.items()}
     weights[f"{projection}.weight"] = 0.2 * torch.randn(HIDDEN, 2 * HIDDEN, generator=draw)
+    _save(weights, directory)
+
+
+def _save(weights: dict[str, Any], directory: Path) -> None:
+    from safetensors.torch import save_file
+
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _configure_draft(directory: Path, known: dict[str, Any], architecture: str, kv_heads: int, **more: Any) -> Path:
+    """Write the `config.json` of a layer that drafts for the model whose own is `known`."""
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+        "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id",
+    )  # fmt: skip
+    config = {name: known[name] for name in names} | {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": 1,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        **more,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    return directory
 
 
 def _configure(directory: Path, **changes: Any) -> Path:

@@ -24,8 +24,18 @@ def install() -> None:
     torch._dynamo.config.disable = True  # there may be no compiler
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # asked for before a backend is chosen
     Indexer.forward = picked
+    _keep_whole_floats()
     for name in ("forward_extend", "forward_decode"):
         setattr(CpuAttentionBackend, name, _sparsely(getattr(CpuAttentionBackend, name)))
+
+
+def _keep_whole_floats() -> None:
+    """SGLang keeps 2 bytes a value or one. Of what is rounded so, a last digit more or less, as of batches of another
+    size, makes other answers."""
+    from sglang.srt.mem_cache import kv_cache_dtype
+
+    configure = kv_cache_dtype.configure_kv_cache_dtype
+    kv_cache_dtype.configure_kv_cache_dtype = lambda **known: (configure(**known)[0], torch.float32)
 
 
 def picked(
@@ -59,7 +69,12 @@ def picked(
 
 def _requests(batch: Any) -> list[int]:
     """The row of `req_to_token` of each new token."""
-    lengths = batch.extend_seq_lens.tolist() if batch.forward_mode.is_extend() else [1] * batch.batch_size
+    if batch.forward_mode.is_target_verify():
+        lengths = [batch.spec_info.draft_token_num] * batch.batch_size
+    elif batch.forward_mode.is_extend(include_draft_extend_v2=True):
+        lengths = batch.extend_seq_lens.tolist()
+    else:
+        lengths = [1] * batch.batch_size
     return [row for row, length in zip(batch.req_pool_indices.tolist(), lengths, strict=True) for _ in range(length)]
 
 

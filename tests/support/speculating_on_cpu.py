@@ -96,11 +96,20 @@ def install_with_deltas() -> None:
     delta_on_cpu.with_states_of_pages()
 
 
+def install_with_index() -> None:
+    """As `install`, of models whose layers have an index of the tokens that they attend to."""
+    install()
+    from . import sparse_on_cpu
+
+    sparse_on_cpu.install()
+
+
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
     import torch._dynamo
 
     torch._dynamo.config.disable = True  # there may be no compiler
+    torch.cuda.synchronize = lambda device=None: None  # DeepSeek's models ask, whatever they are on
     take_triton_kernels()
     attend_from_drafts()
     import sglang.srt.speculative.eagle_worker_v2 as worker
@@ -116,14 +125,14 @@ def install() -> None:
             super().__init__(runner)
             self._before = before
 
-        def forward_decode(self, q, k, v, layer, batch, save_kv_cache=True):
+        def forward_decode(self, q, k, v, layer, batch, save_kv_cache=True, **more):
             def make() -> Any:
                 step = copy.copy(batch)
                 step.seq_lens = batch.seq_lens + self._before + 1
                 return step
 
             step = _once(batch, f"step_{self._before}", make)
-            return super().forward_decode(q, k, v, layer, step, save_kv_cache)
+            return super().forward_decode(q, k, v, layer, step, save_kv_cache, **more)
 
     class DraftingBackends:
         """Of the steps after the first one, which is a part of the forward before."""
