@@ -12,8 +12,8 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
-from support import attention_groups_on_cpu
-from support.models import tiny_mla
+from support import attention_groups_on_cpu, speculating_on_cpu
+from support.models import tiny_latent_mtp, tiny_mla
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown
 from support.tiers_of_a_model import (
@@ -107,3 +107,22 @@ def test_nothing_is_computed_layer_by_layer(tmp_path, spelling):
 
 def test_an_order_reaches_its_group_alone(groups):
     assert groups(orders_that_come) == [["0"], ["1"]]
+
+
+def test_groups_draft_by_a_model(tmp_path):
+    """As DeepSeek's models are served: latent rows and MTP."""
+    mtp = tiny_latent_mtp(tmp_path / "mtp")
+    with SchedulerProcess(arguments_of(mtp)) as plain:
+        expected = plain(answers_of)
+    drafting = ["--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", str(mtp)]
+    arguments = [*arguments_of(mtp, *with_tiers(tmp_path)), "--attn-dp-size", "2", *drafting]
+    prepare = "support.speculating_on_cpu.install_with_groups"
+    with SchedulerRanks(
+        2, [*arguments, *speculating_on_cpu.ARGUMENTS], speculating_on_cpu.ENVIRONMENT, prepare, fresh=True
+    ) as ranks:
+        ranks(costs_are_unknown)
+        for place in PLACES:
+            for found in ranks(answered_from, place):
+                for name, (answer, details) in found.items():
+                    assert answer == expected[name], (place, name)
+                    assert details[place] == sum(details.values()) > 0, (place, name)

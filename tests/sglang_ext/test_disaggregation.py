@@ -17,10 +17,10 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
-from support import states_on_cpu
+from support import speculating_on_cpu, states_on_cpu
 from support.landing_server import arguments as landing_arguments
 from support.landing_server import landing_pool, lent_alone
-from support.models import tiny_gemma, tiny_hybrid
+from support.models import tiny_eagle, tiny_gemma, tiny_hybrid, tiny_latent_mtp
 from support.prefill_server import ARGUMENTS, OVERLAPPED, Sent, sent_of, sent_of_last, under_way
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import Copies, Link, broken, costs_are_unknown, prompt, quiet
@@ -106,11 +106,11 @@ def test_what_is_sent_is_what_is_computed(server, place):
         assert details == dict.fromkeys(("device", "host", "ssd"), 0) | {place: cached(QUESTIONS[name])}
 
 
-def sent_over_zeros(s) -> bool:
+def sent_over_zeros(s, part: str = "all") -> bool:
     question = QUESTIONS["a question"]
     expected = computed(s, question)
     leave_in(s, "host")
-    with loading_zeros(s.linker.pool):
+    with loading_zeros(s.linker.pool, part):
         req = s.add(question)
         s.run()
     right = is_right(req, expected)
@@ -317,7 +317,7 @@ def test_two_ranks_send_what_is_theirs(model, tmp_path_factory):
         ranks(costs_are_unknown)
         for place in PLACES:
             for mine in ranks(sent_from, place):
-                assert all(right and details[place] > 0 for right, details in mine.values())
+                check_sent(place, mine)
 
 
 def turns_sent_from(s, place: str) -> list[tuple[bool, int]]:
@@ -359,6 +359,46 @@ def test_what_lies_behind_a_prefix_is_sent_with_it(tmp_path_factory, kind):
             for right, tokens in process(turns_sent_from, place):
                 assert right
                 assert tokens >= 128
+
+
+DRAFTS = {
+    "EAGLE": lambda folder, model: (model, tiny_eagle(folder / "draft", model)),
+    "NEXTN": lambda folder, _: (tiny_latent_mtp(folder / "mtp"),) * 2,
+}
+
+
+def drafting(algorithm, model, directory, *more):
+    served, draft = DRAFTS[algorithm](directory, model)
+    speculation = ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)]
+    return arguments(served, directory, *speculating_on_cpu.ARGUMENTS, *speculation, *more)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("algorithm", DRAFTS)
+def test_what_a_draft_keeps_is_sent_with_it(model, tmp_path, algorithm):
+    asked = drafting(algorithm, model, tmp_path)
+    with SchedulerProcess(asked, speculating_on_cpu.ENVIRONMENT, f"{PREPARE}_with_drafts", fresh=True) as process:
+        process(costs_are_unknown)
+        assert not process(sent_over_zeros, "front"), "the draft's rows are not sent: this tests nothing"
+        for place in PLACES:
+            check_sent(place, process(sent_from, place))
+
+
+@pytest.mark.exhaustive
+def test_groups_that_draft_send_what_is_theirs(model, tmp_path):
+    """As DeepSeek's models are served: latent rows, data-parallel attention and MTP."""
+    asked = drafting("NEXTN", model, tmp_path, "--attn-dp-size", "2")
+    with SchedulerRanks(2, asked, speculating_on_cpu.ENVIRONMENT, f"{PREPARE}_with_groups", fresh=True) as ranks:
+        ranks(costs_are_unknown)
+        for place in PLACES:
+            for mine in ranks(sent_from, place):
+                check_sent(place, mine)
+
+
+def check_sent(place, found):
+    for name, (right, details) in found.items():
+        assert right, (place, name)
+        assert details[place] == sum(details.values()) > 0, (place, name)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.sglang_ext.pools.kept import index_planes
 
 from support import speculating_on_cpu, states_on_cpu
+from support.backends_of_gpus import OF_GPUS
 from support.models import tiny_delta, tiny_eagle, tiny_eagle3, tiny_gemma, tiny_hybrid, tiny_latent_mtp, tiny_mtp
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
@@ -295,3 +296,54 @@ def test_ranks_draft_the_same_behind_a_prefix_from_a_tier(kind, models, tmp_path
                 for name, (answer, drafts, details) in here.items():
                     assert (answer, drafts) == before[name][:2], (place, name)
                     assert details[place] == sum(details.values()) > 0
+
+
+#: Tokens of more than a page: interpreted kernels take their time.
+SHORT_ANSWER = 24
+
+
+def turn_behind_an_answer(s, question, place):
+    """Of the turn after a question: its answer, what was drafted for it, and where its prefix came from, where that
+    is in one tier alone, or nowhere. The prefix has rows of drafts that were right, on whatever branch they were."""
+    forget(s)
+    drafted.clear()
+    answer = s.generate(question, SHORT_ANSWER)[:SHORT_ANSWER]
+    batches = len(drafted)
+    if place == "nowhere":
+        forget(s)
+    else:
+        s.settle()
+        leave_in(s, place)
+    drafted.clear()
+    req = s.add([*question, *answer, *prompt(96, 10)], 4)
+    s.run()
+    found = list(req.output_ids)[:4], list(drafted)
+    quiet(s)
+    return answer, batches, found, s.details(req)
+
+
+@pytest.mark.exhaustive
+def test_a_draft_may_have_branches(tmp_path):
+    """On SGLang's own attention for Triton, which knows trees of drafts. The model drafts for itself: most is right."""
+    model, question = tiny_model(tmp_path / "model"), prompt(70, 40)
+    (triton,) = [one for one in OF_GPUS if one.backend == "TritonAttnBackend"]
+    asked = [
+        *arguments_of(model, *with_tiers(tmp_path), *triton.arguments), "--speculative-algorithm", "STANDALONE",
+        "--speculative-draft-model-path", str(model), "--speculative-num-steps", "3", "--speculative-eagle-topk", "2",
+        "--speculative-num-draft-tokens", "6",
+    ]  # fmt: skip
+    with SchedulerProcess(arguments_of(model)) as plain:
+        expected = plain(answer_to, question)
+    prepare = "support.speculating_on_cpu.install_beside_attention"
+    with SchedulerProcess(asked, ENVIRONMENT, prepare, fresh=True) as branching:
+        branching(costs_are_unknown)
+        _, batches, computed, _ = branching(turn_behind_an_answer, question, "nowhere")
+        assert batches < SHORT_ANSWER / 2, "hardly any draft was right: this tests nothing"
+        for place in ("host", "ssd"):
+            answer, _, found, details = branching(turn_behind_an_answer, question, place)
+            assert (answer, found) == (expected, computed), place
+            assert details[place] == sum(details.values()) >= cached(question) + PAGE, place
+
+
+def answer_to(s, question):
+    return s.generate(question, SHORT_ANSWER)[:SHORT_ANSWER]

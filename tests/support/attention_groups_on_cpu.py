@@ -23,7 +23,7 @@ def install() -> None:
     from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    from swift_tiers.ops.lab.torture.ranks.scheduler import RUN_SECONDS, StepScheduler
+    from swift_tiers.ops.lab.torture.ranks.scheduler import StepScheduler
 
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
     for name in ("tensor", "empty", "zeros"):
@@ -34,17 +34,24 @@ def install() -> None:
     # Each process chooses ports as the one that starts a server would for all of them: the first has taken them.
     server_args.wait_port_available = lambda *_, **__: True
 
+    StepScheduler.run = run_together(lambda self: not self.scheduler.waiting_queue)  # type: ignore[method-assign]
+
+
+def run_together(rests: Callable[[Any], bool]) -> Callable[..., None]:
+    """`StepScheduler.run`, as long as any rank has something to do: a step of one is one of all. `rests`: whether
+    nobody waits on this one."""
+    from swift_tiers.ops.lab.torture.ranks.scheduler import RUN_SECONDS
+
     def run(self: Any, until: Callable[[], bool] | None = None) -> None:
-        """As long as any rank has something to do: a step of one is one of all."""
         limit = time.monotonic() + RUN_SECONDS
         while time.monotonic() < limit:
-            batch, scheduler = self.step(), self.scheduler
-            done = until() if until is not None else _idle(batch) and not scheduler.waiting_queue
-            if _all(bool(done) and scheduler.chunked_req is None):
+            batch = self.step()
+            done = until() if until is not None else _idle(batch) and rests(self)
+            if _all(bool(done) and self.scheduler.chunked_req is None):
                 return
         raise AssertionError(f"not done after {RUN_SECONDS:g} s")
 
-    StepScheduler.run = run  # type: ignore[method-assign]
+    return run
 
 
 def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,19 +104,21 @@ def install_with_index() -> None:
     sparse_on_cpu.install()
 
 
+def install_with_groups() -> None:
+    """As `install`, of ranks in groups that have requests of their own."""
+    install()
+    from . import attention_groups_on_cpu
+
+    attention_groups_on_cpu.install()
+
+
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
-    import torch._dynamo
-
-    torch._dynamo.config.disable = True  # there may be no compiler
-    torch.cuda.synchronize = lambda device=None: None  # DeepSeek's models ask, whatever they are on
-    take_triton_kernels()
+    install_beside_attention()
     attend_from_drafts()
-    import sglang.srt.speculative.eagle_worker_v2 as worker
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
     from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
-    from swift_tiers.sglang_ext.platform.cpu_platform import PortableCpuPlatform
 
     class DraftingBackend(CpuAttentionBackend):
         """Of one step: a request's draft attends to as many drafts before it."""
@@ -144,15 +146,29 @@ def install() -> None:
             for backend in self.attn_backends:
                 backend.init_forward_metadata(batch)
 
-    build = worker.build_eagle_verify_input
-
-    def recorded(batch, draft_input, parents, scores, draft_tokens, *more, **named):
-        drafted.extend(draft_tokens.tolist())
-        return build(batch, draft_input, parents, scores, draft_tokens, *more, **named)
-
-    worker.build_eagle_verify_input = recorded
-    PortableCpuPlatform.supports_speculative_algorithm = lambda self, algorithm: True  # type: ignore[method-assign]
     DraftBackendFactory.create_decode_backend = lambda self: DraftingBackends(
         self.draft_model_runner, self.speculative_num_steps
     )
     DraftBackendFactory.create_draft_extend_backend = lambda self: CpuAttentionBackend(self.draft_model_runner)
+
+
+def install_beside_attention() -> None:
+    """... with an attention backend of SGLang's own, whose kernels are interpreted, too: it knows trees of drafts."""
+    import torch._dynamo
+
+    torch._dynamo.config.disable = True  # there may be no compiler
+    torch.cuda.synchronize = lambda device=None: None  # DeepSeek's models ask, whatever they are on
+    take_triton_kernels()
+    import sglang.srt.speculative.eagle_worker_v2 as worker
+
+    from swift_tiers.sglang_ext.platform.cpu_platform import PortableCpuPlatform
+
+    build = worker.build_eagle_verify_input
+
+    def recorded(batch, draft_input, parents, scores, draft_tokens, *more, **named):
+        if draft_tokens is not None:  # there are none of a batch without requests, beside others
+            drafted.extend(draft_tokens.tolist())
+        return build(batch, draft_input, parents, scores, draft_tokens, *more, **named)
+
+    worker.build_eagle_verify_input = recorded
+    PortableCpuPlatform.supports_speculative_algorithm = lambda self, algorithm: True  # type: ignore[method-assign]
