@@ -212,6 +212,18 @@ def linker_overrides() -> tuple[Override, ...]:
                 ("cache_init_params.CacheInitParams.swa_gates_prefix_match", None),
             )
         ),
+        *(
+            Override(f"sglang.srt.mem_cache.{name}", parameters, "keep compressed KV, page by page")
+            for name, parameters in (
+                ("deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool.wait_layer_transfer", ("self", "layer_id")),
+                ("deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool.pd_kv_layout", ("self",)),
+                ("deepseek_v4_memory_pool.HiSparseC4DevicePool", None),
+                (
+                    "deepseek_v4_compress_state.CompressStatePool.translate_from_swa_loc_to_state_loc",
+                    ("self", "swa_loc"),
+                ),
+            )
+        ),
     )
 
 

@@ -41,12 +41,13 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     layers: int
     planes: int  # tensors per layer: 2 for K and V, 1 where they share one latent tensor
     tokens: int  # page_size
-    row_bytes: int  # of one token in one layer of one plane on the device: kv_heads * head_dim * dtype size
+    row_bytes: int  # of one row of one plane of one layer on the device: kv_heads * head_dim * dtype size
     codec: str = ""  # "fp8", "int8" or "int4", which lose something; empty: every byte is the device's
     coded_layer_bytes: int = 0  # of a layer in that codec
     front_bytes: int = 0  # in front of the layers, as they are on the device
     front_split: bool = False  # whether tensor-parallel ranks keep different parts of these
     state_bytes: int = 0  # of the state behind a prefix, which pages of its own have; 0: the model keeps none
+    rows: int = 0  # that a page has of a plane; 0: one for each of its tokens
 
     @property
     def layer_bytes(self) -> int:
@@ -59,7 +60,7 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def device_layer_bytes(self) -> int:
         """Of one layer of a page on the device."""
-        return self.planes * self.tokens * self.row_bytes
+        return self.planes * (self.rows or self.tokens) * self.row_bytes
 
     @property
     def device_page_bytes(self) -> int:

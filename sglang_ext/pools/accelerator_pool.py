@@ -83,14 +83,15 @@ class AcceleratorPool(DevicePool):
         accelerator: Accelerator,
         codec: str = "",
         front: Sequence[PoolPlanes] = (),
+        rows: int | None = None,
     ) -> None:
-        """`codec` and `front` as of any pool."""
-        super().__init__(layers, page_size, codec, front)
+        """`codec`, `front` and `rows` as of any pool."""
+        super().__init__(layers, page_size, codec, front, rows)
         self._codec = Codec.named(codec) if codec else None
         #: Of a kernel that reads host memory, at most; None: as many as the device holds. `prepare` measures it.
         self.load_programs: int | None = None
         self.accelerator: Accelerator = accelerator
-        self._pool = PoolPlanes(layers, page_size)
+        self._pool = PoolPlanes(layers, self.page_rows)
         self._like = layers[0]
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], ListedCopy] = {}
@@ -138,7 +139,7 @@ class AcceleratorPool(DevicePool):
             self.load_programs = measure_load_programs(
                 self.accelerator,
                 self._like,
-                self.page_size,
+                self.page_rows,
                 slab,
                 load=lambda pool, source: self._copy_between(pool, source, out=False, across=True),
             )
@@ -381,7 +382,11 @@ class AcceleratorPool(DevicePool):
 
 
 def open_cuda_pool(
-    layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "", front: Sequence[PoolPlanes] = ()
+    layers: Sequence[Sequence[torch.Tensor]],
+    page_size: int,
+    codec: str = "",
+    front: Sequence[PoolPlanes] = (),
+    rows: int | None = None,
 ) -> AcceleratorPool:
     """A pool on a CUDA device, which `prepare` measures."""
-    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device), codec, front)
+    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device), codec, front, rows)

@@ -35,11 +35,15 @@ Came = Callable[[np.ndarray], None]
 
 
 def pool_geometry(
-    layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "", front: Sequence[PoolPlanes] = ()
+    layers: Sequence[Sequence[torch.Tensor]],
+    page_size: int,
+    codec: str = "",
+    front: Sequence[PoolPlanes] = (),
+    rows: int | None = None,
 ) -> PageGeometry:
     """The geometry of a page of this pool, kept in `codec` below the device. `front`: what lies in front of its layers,
-    which is not coded. Raises ConfigError if layers or planes differ in size, or have values that are not to be coded.
-    """
+    which is not coded; `rows`: that a page has of a plane, None: one for each of its tokens. Raises ConfigError if
+    layers or planes differ in size, or have values that are not to be coded."""
     row_bytes = {plane[0].numel() * plane.element_size() for planes in layers for plane in planes}
     if len(row_bytes) != 1 or len({len(planes) for planes in layers}) != 1:
         raise ConfigError(
@@ -54,12 +58,15 @@ def pool_geometry(
         front_bytes=sum(planes.page_bytes for planes in front),
         # Latent rows and index keys are one tensor a layer, and every rank's; K and V are a rank's heads.
         front_split=any(planes.planes > 1 for planes in front),
+        rows=0 if rows in (None, page_size) else rows,
     )
     if not codec:
         return plain
     try:
         if plain.front_bytes % VECTOR_BYTES:
             raise ValueError(f"what lies in front of a page's layers is no multiple of {VECTOR_BYTES} bytes")
+        if plain.rows:
+            raise ValueError("the model keeps no row for each token")
         coded = EncodedLayout.of(PoolPlanes(layers, page_size), Codec.named(codec))
     except ValueError as error:
         raise ConfigError(f"host.codec: {error}; remove it, or choose another --kv-cache-dtype") from None
@@ -109,12 +116,16 @@ class DevicePool(ABC):
         page_size: int,
         codec: str = "",
         front: Sequence[PoolPlanes] = (),
+        rows: int | None = None,
     ) -> None:
         """`codec`: in which pages are kept below the device; empty: as they are. `front`: what lies in front of a
-        page's layers (`kept.front_of`); it is copied with the first of them."""
-        self.geometry = pool_geometry(layers, page_size, codec, front)
+        page's layers (`kept.front_of`); it is copied with the first of them. `rows`: that a page has of a plane; None:
+        one for each of its `page_size` tokens."""
+        self.geometry = pool_geometry(layers, page_size, codec, front, rows)
         self.page_size = page_size
-        self.pool_pages = min(layers[0][0].shape[0] // page_size, *(planes.pool_pages for planes in front), sys.maxsize)
+        self.page_rows = page_size if rows is None else rows
+        whole = layers[0][0].shape[0] // self.page_rows
+        self.pool_pages = min(whole, *(planes.pool_pages for planes in front), sys.maxsize)
         self.device = layers[0][0].device
         self.front = tuple(front)
         #: By layers of KV: those of the model that may begin once it has come. `begin_with`: once all states have.
@@ -242,10 +253,14 @@ class HostMemoryPool(DevicePool):
     """A pool in host memory: plain copies, one layer after the other."""
 
     def __init__(
-        self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, front: Sequence[PoolPlanes] = ()
+        self,
+        layers: Sequence[Sequence[torch.Tensor]],
+        page_size: int,
+        front: Sequence[PoolPlanes] = (),
+        rows: int | None = None,
     ) -> None:
-        super().__init__(layers, page_size, front=front)
-        self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
+        super().__init__(layers, page_size, front=front, rows=rows)
+        self._arrays = [[as_pages(plane, self.page_rows).numpy() for plane in planes] for planes in layers]
         self._fronts = arrays_of(front)
         self._flat = [*self._fronts, *(plane for planes in self._arrays for plane in planes)]
 

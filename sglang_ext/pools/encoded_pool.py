@@ -27,8 +27,9 @@ class EncodedPool(DevicePool):
         page_size: int,
         codec: str,
         front: Sequence[PoolPlanes] = (),
+        rows: int | None = None,
     ) -> None:
-        super().__init__(layers, page_size, codec, front)
+        super().__init__(layers, page_size, codec, front, rows)
         self._codec = Codec.named(codec)
         self._fronts = arrays_of(front)
         self._planes = PoolPlanes(layers, page_size)

@@ -18,6 +18,8 @@ def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]
     or, of multi-head latent attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part
     is V.
 
+    Of KV that is compressed (DeepSeek V4) `[pages, bytes]`: those of rows that stand for four tokens.
+
     Raises ConfigError for a pool whose bytes mean more than that, and than `index_planes`: scaled, vectorised, hybrid
     ones, parts of one.
     """
@@ -27,6 +29,8 @@ def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]
 
     if type(kvcache) in (MLATokenToKVPool, DSATokenToKVPool):
         return _latent_planes(kvcache)
+    if is_compressed(kvcache) and whose == "model":
+        return [[rows] for rows in kvcache.c4_kv_pool.kv_buffer]
     if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
         raise ConfigError(
             f"--enable-swift-tiers: the {whose}'s KV pool is a {type(kvcache).__name__}; only those of plain attention "
@@ -57,6 +61,33 @@ def _remedy(kvcache: Any, whose: str) -> str:
     from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 
     return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, BaseSWAKVPool) else "remove the flag"
+
+
+def is_compressed(kvcache: Any) -> bool:
+    """Whether a row stands for several tokens, beside one for each of the last ones (DeepSeek V4)."""
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+
+    return type(kvcache) is DeepSeekV4TokenToKVPool
+
+
+def check_compressed(kvcache: Any, page_size: int) -> None:
+    """Raises ConfigError where KV that is compressed is kept otherwise than page by page, and the last tokens' in pages
+    of their own. `kvcache`: SGLang's `DeepSeekV4TokenToKVPool`."""
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import HiSparseC4DevicePool
+
+    window = kvcache.swa_kv_pool
+    for refused, what in (
+        (set(kvcache.present_ratios) != {4, 128}, "of other numbers of tokens than 4 and 128"),
+        (window is None or kvcache.request_window is not None, "of the last tokens with each request"),
+        (window is not None and window.page_size != page_size, "of the last tokens in pages of another size"),
+        (isinstance(kvcache.c4_kv_pool, HiSparseC4DevicePool), "in part in host memory"),
+        (kvcache.c4_indexer_kv_pool.index_k_with_scale_buffer is None, "of its index in two parts"),
+    ):
+        if refused:
+            raise ConfigError(
+                f"--enable-swift-tiers: SGLang keeps rows {what}, which is not supported with compressed KV: "
+                "remove the flag"
+            )
 
 
 def attention_pool(kvcache: Any) -> Any:
@@ -90,13 +121,15 @@ def window_pool(params: Any) -> Any:
 
     allocator = params.token_to_kv_pool_allocator
     kvcache = allocator.get_kvcache()
-    if type(kvcache) is not SWAKVPool:
+    if type(kvcache) is not SWAKVPool and not is_compressed(kvcache):
         return None
     if type(allocator) is not SWATokenToKVPoolAllocator or allocator.swa_req_ring or not params.swa_gates_prefix_match:
         raise ConfigError(
             f"--enable-swift-tiers: KV of windows is handed out by a {type(allocator).__name__}, or to requests alone, "
             f"which is not supported: {PLAIN_WINDOWS}, or remove the flag"
         )
+    if is_compressed(kvcache):
+        return kvcache.swa_kv_pool
     if not kvcache.full_layer_nums or index_planes(kvcache.swa_kv_pool):
         raise ConfigError(
             "--enable-swift-tiers: all layers have a window, or some of these an index, which is not supported: "
@@ -132,9 +165,33 @@ def state_layers(params: Any) -> list[list[torch.Tensor]]:
     return [list(kind) for kind in (kept.temporal, *kept.conv) if kind.numel()]
 
 
+def window_planes(window: Any, kvcache: Any, page_size: int) -> tuple[list[PoolPlanes], str]:
+    """What lies in each page of `window_pool`: the KV itself, and where rows stand for several tokens, what is not yet
+    such a row; and what tells it from others, of other layouts."""
+    if not is_compressed(kvcache):
+        return [PoolPlanes(layer_planes(window), page_size)], ""
+    layers = [layer for layer, ratio in enumerate(kvcache.compression_ratios) if ratio == 4]
+    groups = [PoolPlanes([[rows] for rows in window.kv_buffer], 1)]
+    for pools in (kvcache.compress_state_pools, kvcache.indexer_compress_state_pools):
+        groups.append(PoolPlanes([[_ring_of_a_page(pools[layer])] for layer in layers], 1))
+    dtype = str(kvcache.compress_state_pools[layers[0]].kv_score_buffer.kv_score.dtype).removeprefix("torch.")
+    return groups, f", {kvcache.pd_kv_layout()}, sums in {dtype}"
+
+
+def _ring_of_a_page(pool: Any) -> torch.Tensor:
+    """Of SGLang's `CompressStatePool`, which has a few rows for each page of the last tokens: uint8 [pages, bytes]."""
+    rows = pool.kv_score_buffer.kv_score
+    pages = len(rows) // pool.ring_size
+    return rows.view(torch.uint8)[: pages * pool.ring_size].view(pages, -1)
+
+
 def window_layers(kvcache: Any) -> tuple[list[int], int]:
     """Which layer of a model some of whose layers have a window, from 0, each layer with KV of all tokens is of; and
     how many there are up to the last with KV of its own. `kvcache`: SGLang's `SWAKVPool`."""
+    if is_compressed(kvcache):
+        # In front of the first of them lie rows of 128 tokens, of layers that may come before it.
+        _, *later = (layer for layer, ratio in enumerate(kvcache.compression_ratios) if ratio == 4)
+        return [0, *later], len(kvcache.compression_ratios)
     whole = {number: layer for layer, (number, has_window) in kvcache.layers_mapping.items() if not has_window}
     layers = [whole[number] - kvcache.start_layer for number in range(len(whole))]
     return layers, max(kvcache.layers_mapping) - kvcache.start_layer + 1
@@ -152,7 +209,9 @@ def model_layers(params: Any) -> tuple[list[int], int]:
 
 def index_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     """Of sparse attention (DSA) the index keys and their scales, `[pages, bytes of a page]`, of every layer that has
-    some; of other pools none."""
+    some, and of KV that is compressed those of rows of four tokens; of other pools none."""
+    if is_compressed(kvcache):
+        return [[buffer] for buffer in kvcache.c4_indexer_kv_pool.index_k_with_scale_buffer]
     buffers = getattr(kvcache, "index_k_with_scale_buffer", ())
     return [[buffer] for buffer in buffers if len(buffer)]
 
@@ -169,6 +228,8 @@ def front_of(kvcache: Any, page_size: int, drafts: Sequence[Any] = ()) -> list[P
             front.append(PoolPlanes(layer_planes(pool, "draft"), page_size))
         if index := index_planes(pool):
             front.append(PoolPlanes(index, 1))
+    if is_compressed(kvcache):
+        front.append(PoolPlanes([[rows] for rows in kvcache.c128_kv_pool.kv_buffer], 1))
     return front
 
 
@@ -177,6 +238,8 @@ def row_shape(kvcache: Any) -> tuple[int, int]:
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
     pool = attention_pool(kvcache)
+    if is_compressed(pool):
+        return 1, pool.qk_nope_head_dim + pool.qk_rope_head_dim
     if isinstance(pool, MLATokenToKVPool):
         return 1, pool.kv_cache_dim
     return pool.head_num, pool.head_dim

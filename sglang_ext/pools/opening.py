@@ -17,12 +17,15 @@ from .device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 from .encoded_pool import EncodedPool
 from .kept import (
     attention_pool,
+    check_compressed,
     front_of,
     index_planes,
+    is_compressed,
     layer_planes,
     model_layers,
     state_layers,
     window_layers,
+    window_planes,
     window_pool,
     without_states,
 )
@@ -50,9 +53,10 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
     if states:
         pool.keep_states(StatePool.of_layers(states, page_bytes, accelerator), *model_layers(params))
     elif window is not None:
-        planes = PoolPlanes(layer_planes(window), params.page_size)
+        planes, kinds = window_planes(window, kvcache, params.page_size)
         tokens = params.swa_retain_window
-        pool.keep_states(StatePool.of_windows(planes, tokens, page_bytes, accelerator), *window_layers(kvcache))
+        kept = StatePool.of_windows(planes, tokens, params.page_size, page_bytes, accelerator, kinds=kinds)
+        pool.keep_states(kept, *window_layers(kvcache))
     if pool.states is not None and accelerator is not None:
         logger.info(
             "swift-tiers: states pass through %s of the device's memory, one on its way out and one on its way in",
@@ -64,6 +68,8 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
 def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequence[Any] = ()) -> DevicePool:
     """The pool behind SGLang's `kvcache` and those of models that draft, of which pages are kept in `codec`; empty: as
     they are. Raises ConfigError if it is of a kind that is not supported."""
+    if is_compressed(kvcache):
+        check_compressed(kvcache, page_size)
     layers, front = layer_planes(kvcache), front_of(kvcache, page_size, drafts)
     pool = _open(kvcache, layers, page_size, codec, front)
     pool.drafts = bool(drafts)
@@ -106,8 +112,9 @@ def _open(
     from .shared_pool import BlockMajorKVPool
 
     device = layers[0][0].device.type
+    rows = 1 if is_compressed(kvcache) else page_size
     if codec and device == "cpu":
-        return EncodedPool(layers, page_size, codec, front)
+        return EncodedPool(layers, page_size, codec, front, rows)
     if isinstance(kvcache, BlockMajorKVPool):
         return BlockMajorPool(layers, page_size, kvcache.table)
     if device not in ("cpu", "cuda"):
@@ -116,5 +123,5 @@ def _open(
             "CUDA devices and the CPU are supported: remove the flag"
         )
     if device == "cpu":
-        return HostMemoryPool(layers, page_size, front)
-    return open_cuda_pool(layers, page_size, codec, front)
+        return HostMemoryPool(layers, page_size, front, rows)
+    return open_cuda_pool(layers, page_size, codec, front, rows)

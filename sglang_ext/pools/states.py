@@ -41,15 +41,17 @@ class StatePool:
         accelerator: Accelerator | None = None,
         *,
         parts: int = 1,
+        slot_tokens: int = 1,
         windows: bool = False,
         kinds: str = "",
     ) -> None:
         """`groups`: of each kind of which a part has something, its planes, a slot being a page of theirs;
-        `page_bytes`: of a page of KV; `windows`: whether these are windows; `kinds`: for people, and for the namespace:
-        all that tells these states from others. Raises ConfigError where the device has no memory to pass a state
-        through."""
+        `page_bytes`: of a page of KV; `slot_tokens`: rows of SGLang's that a slot has; `windows`: whether these are
+        windows; `kinds`: for people, and for the namespace: all that tells these states from others. Raises ConfigError
+        where the device has no memory to pass a state through."""
         self.groups = list(groups)
         self.parts = parts
+        self.slot_tokens = slot_tokens
         self.windows = windows
         self.kinds = kinds
         self.part_bytes = sum(group.page_bytes for group in self.groups)
@@ -76,19 +78,21 @@ class StatePool:
 
     @classmethod
     def of_windows(
-        cls, window: PoolPlanes, tokens: int, page_bytes: int, accelerator: Accelerator | None = None
+        cls,
+        windows: Sequence[PoolPlanes],
+        tokens: int,
+        page_size: int,
+        page_bytes: int,
+        accelerator: Accelerator | None = None,
+        *,
+        kinds: str = "",
     ) -> StatePool:
-        """`window`: the pool of the layers with a sliding window, in pages as long as all others; `tokens`: of which
-        SGLang keeps them."""
-        one = window.flat[0]
-        kinds = f"{window.layers} layers of the last {tokens} tokens, {_name_of(one)} {tuple(one.shape[1:])}"
-        parts = -(-tokens // window.page_size)
-        return cls([window], page_bytes, accelerator, parts=parts, windows=True, kinds=kinds)
-
-    @property
-    def slot_tokens(self) -> int:
-        """Rows of SGLang's that a slot has."""
-        return self.groups[0].page_size
+        """`windows`: the pool of the layers with a sliding window, in pages of `page_size` tokens, as all others, and
+        what else lies in these pages; `tokens`: of which SGLang keeps them; `kinds`: what else tells them apart."""
+        one = windows[0].flat[0]
+        known = f"{windows[0].layers} layers of the last {tokens} tokens, {_name_of(one)} {tuple(one.shape[1:])}{kinds}"
+        parts = -(-tokens // page_size)
+        return cls(windows, page_bytes, accelerator, parts=parts, slot_tokens=page_size, windows=True, kinds=known)
 
     def slots_of(self, rows: np.ndarray) -> np.ndarray:
         """The slots that SGLang's `rows` are, int64; none where it has given some of a window up. Raises ValueError

@@ -151,7 +151,7 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
             f"--enable-swift-tiers: {name} has an encoder, whose KV belongs to no token of a prompt; "
             "such models are not supported: remove the flag"
         )
-    if model_config.is_hybrid_swa and (model_config.is_deepseek_v4_arch or _keeps_several_kinds(model_config)):
+    if model_config.is_hybrid_swa and _keeps_several_kinds(model_config):
         raise ConfigError(
             f"--enable-swift-tiers: {name} keeps KV of several kinds in a pool each, which is not supported: "
             "remove the flag"
@@ -169,7 +169,10 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
 
 
 def _keeps_several_kinds(model_config: Any) -> bool:
-    """Whether SGLang keeps more of layers with a window than rows of one size, be it another one than of the others."""
+    """Whether SGLang keeps more of layers with a window than rows of one size, be it another one than of the others;
+    and of compressed KV (DeepSeek V4) other rows than of four tokens and of 128."""
+    if model_config.is_deepseek_v4_arch:
+        return {4, 128} != {ratio for ratio in model_config.compress_ratios if ratio}
     return model_config.is_hybrid_swa_compress and (
         model_config.has_asymmetric_kv or _name(model_config).startswith("Inkling")
     )
@@ -178,6 +181,14 @@ def _keeps_several_kinds(model_config: Any) -> bool:
 def check_windows(server_args: Any, view: Any, model_config: Any, config: TiersConfig) -> None:
     """`view`: SGLang's arguments, adjusted to the model: for some it keeps all KV by itself. Raises ConfigError."""
     if not model_config.is_hybrid_swa or view.disable_hybrid_swa_memory:
+        return
+    if model_config.is_deepseek_v4_arch:
+        _check_beside(config, f"{_name(model_config)} keeps the KV of the last tokens in a pool of its own")
+        if drafts_by_model(view.speculative_algorithm):
+            raise ConfigError(
+                f"--speculative-algorithm: what drafts for {_name(model_config)} keeps KV of the last tokens alone, "
+                "which is not supported; remove it"
+            )
         return
     _check_beside(
         config,

@@ -57,7 +57,9 @@ class Case:
             PoolPlanes([[self._random(((pages + spare) * rows, 1, 8 * width))] for _ in range(count)], rows)
             for rows, count, width in fronts
         ]
-        self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator, front=self.front)
+        # A row may stand for several tokens.
+        tokens = page_size * draw(st.sampled_from([1, 4]))
+        self.pool = AcceleratorPool(self.buffers, tokens, self.accelerator, front=self.front, rows=page_size)
         count = draw(st.integers(1, pages))
         self.pages = self._list(draw, pages + spare, count)
         self.slots = self._list(draw, pages + spare, count)

@@ -113,7 +113,7 @@ def test_states_go_out_and_come_back_behind_what_the_forward_does(windows: bool)
     accelerator = CudaAccelerator(torch.device("cuda", 0))
     if windows:
         layers = planes(2, 1, 40)
-        pool = StatePool.of_windows(PoolPlanes(layers, PAGE), 3 * PAGE + PAGE // 2, 1000, accelerator)
+        pool = StatePool.of_windows([PoolPlanes(layers, PAGE)], 3 * PAGE + PAGE // 2, PAGE, 1000, accelerator)
         places = [np.array([3, 9, 1, 4]), np.array([7, 2, 30, 8]), np.array([11, 12, 5, 6])]
     else:
         layers = [[torch.randn((12, 3, 24), device="cuda") for _ in range(2)], [torch.randn((12, 7, 3), device="cuda")]]

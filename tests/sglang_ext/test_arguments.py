@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
 
 from support import forked
-from support.models import tiny_gemma, tiny_mla
+from support.models import tiny_compressed, tiny_gemma, tiny_mla
 from support.swiftkv_models import tiny_swiftkv
 
 pytestmark = pytest.mark.timeout(240)
@@ -34,6 +34,8 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     made = {"mla": tiny_mla(root / "mla"), "own pool": tiny_gemma(root / "windows", own_pool=True)}
     made["gemma"] = tiny_gemma(root / "gemma")
+    made["compressed"] = tiny_compressed(root / "compressed")
+    made["compressed otherwise"] = tiny_compressed(root / "compressed otherwise", ratios=[0, 4, 4, 4])
     for name, config, architecture in (
         ("whisper", WhisperConfig(), "WhisperForConditionalGeneration"),
         ("mllama", MllamaConfig(), "MllamaForConditionalGeneration"),
@@ -245,6 +247,7 @@ def test_models_and_modes(model, models):
         "ngram": [*on, model, *ngram, "--speculative-ngram-max-bfs-breadth", "1"],
         "ngram on flashinfer": [*on, model, *ngram, "--attention-backend", "flashinfer"],
         "prefill alone": [*on, model, *prefill],
+        "compressed": [*on, models["compressed"]],
         "without tiers": ["--model-path", models["own pool"]],
     }
     refused = {
@@ -262,6 +265,18 @@ def test_models_and_modes(model, models):
             "eagle3",
         ],
         "MiMoV2FlashForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
+        "DeepseekV4ForCausalLM keeps KV of several kinds": [*on, models["compressed otherwise"]],
+        "peer.donate: DeepseekV4ForCausalLM keeps the KV of the last tokens .* remove peer.donate$": [
+            *on,
+            models["compressed"],
+            *donor,
+        ],
+        "--speculative-algorithm: what drafts for DeepseekV4ForCausalLM keeps .* remove it": [
+            *on,
+            models["compressed"],
+            *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1", "--speculative-num-steps", "3"),
+            *("--speculative-num-draft-tokens", "4"),
+        ],
         "peer.donate: FalconH1ForCausalLM has layers that keep a state": [*on, models["states"], *donor],
         "DeepseekV32ForCausalLM keeps parts of its index by request": [*on, models["pooled index"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],

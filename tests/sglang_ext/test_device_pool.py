@@ -149,6 +149,51 @@ def test_a_page_has_the_index_of_sparse_attention_in_front_of_the_layers() -> No
     assert pool.geometry.front_bytes == sum(len(bytes_of(rows)) for rows in expected[:3])
 
 
+def compressed_pool(**changes: Any) -> Any:
+    """SGLang's pool of KV of which a row stands for several tokens, without all that makes one: as far as it is looked
+    at before anything is taken from it."""
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+
+    pool = DeepSeekV4TokenToKVPool.__new__(DeepSeekV4TokenToKVPool)
+    pool.__dict__ |= {
+        "present_ratios": (4, 128),
+        "request_window": None,
+        "swa_kv_pool": SimpleNamespace(page_size=256),
+        "c4_kv_pool": None,
+        "c4_indexer_kv_pool": SimpleNamespace(index_k_with_scale_buffer=[]),
+        **changes,
+    }
+    return pool
+
+
+def rows_in_host_memory() -> Any:
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import HiSparseC4DevicePool
+
+    return HiSparseC4DevicePool.__new__(HiSparseC4DevicePool)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda: {"present_ratios": (1, 4, 128)}, "of other numbers of tokens than 4 and 128"),
+        (lambda: {"present_ratios": (4,)}, "of other numbers of tokens than 4 and 128"),
+        (lambda: {"swa_kv_pool": None}, "of the last tokens with each request"),
+        (lambda: {"request_window": object()}, "of the last tokens with each request"),
+        (lambda: {"swa_kv_pool": SimpleNamespace(page_size=64)}, "of the last tokens in pages of another size"),
+        (lambda: {"c4_kv_pool": rows_in_host_memory()}, "in part in host memory"),
+        (
+            lambda: {"c4_indexer_kv_pool": SimpleNamespace(index_k_with_scale_buffer=None)},
+            "of its index in two parts",
+        ),
+    ],
+)
+def test_compressed_kv_that_is_kept_otherwise_is_refused(change: Any, what: str) -> None:
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    with pytest.raises(ConfigError, match=f"SGLang keeps rows {what}, which is not supported .* remove the flag"):
+        open_device_pool(compressed_pool(**change()), 256)
+
+
 def test_ranks_have_a_page_alike_only_if_what_lies_in_front_is_alike() -> None:
     """Latent rows and their index are; keys and values of a draft are split by heads."""
     from swift_tiers.sglang_ext.pools.opening import open_device_pool

@@ -207,8 +207,10 @@ def drafts_from(s, place):
 
 def drafts_over_zeros(s):
     """The same of one question, where of what is loaded the rows of the draft are zeroed."""
-    of_the_model = index_planes(s.scheduler.token_to_kv_pool_allocator.get_kvcache())
-    answer = answered_over_zeros(s, "front", drafted.clear, spared=len(of_the_model))
+    of_the_draft = slice(
+        len(s.linker.pool._fronts) - len(index_planes(s.scheduler.token_to_kv_pool_allocator.get_kvcache()))
+    )
+    answer = answered_over_zeros(s, "front", drafted.clear, planes=of_the_draft)
     return answer[:ANSWER], list(drafted)
 
 

@@ -114,21 +114,25 @@ def window_planes(draw: np.random.Generator, layers: int, pages: int, tokens: in
 @settings(max_examples=examples(60), deadline=None)
 @given(
     layers=st.integers(1, 3),
+    beside=st.integers(0, 2),
     tokens=st.integers(1, 5),
     window=st.integers(1, 17),
     page_bytes=st.integers(8, 100),
     late=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_a_window_goes_out_and_its_last_parts_come_back(layers, tokens, window, page_bytes, late, seed):
+def test_a_window_goes_out_and_its_last_parts_come_back(layers, beside, tokens, window, page_bytes, late, seed):
     """To whichever slots there are, and no others; what a short prefix lacks of a window is zero."""
     draw = np.random.default_rng(seed)
     planes = window_planes(draw, layers, 40, tokens)
     accelerator = DeferredAccelerator(seed, locked=False) if late else None
-    pool = StatePool.of_windows(PoolPlanes(planes, tokens), window, page_bytes, accelerator)
+    # What else lies in a page: a row each.
+    more = [[torch.from_numpy(draw.integers(0, 256, (41, 7), dtype=np.uint8))] for _ in range(beside)]
+    groups = [PoolPlanes(planes, tokens), *([PoolPlanes(more, 1)] if beside else [])]
+    pool = StatePool.of_windows(groups, window, tokens, page_bytes, accelerator)
     parts = -(-window // tokens)
     assert (pool.parts, pool.slots, pool.windows) == (parts, 40, True)
-    assert pool.nbytes == parts * 2 * layers * tokens * 6
+    assert pool.nbytes == parts * (2 * layers * tokens * 6 + 7 * beside)
     # Of a prefix, and of what the device lacks of it.
     there, wanted = sorted(draw.integers(1, parts + 1, 2).tolist(), reverse=True)
     places = draw.permutation(np.arange(1, 40))[: there + wanted]
@@ -145,9 +149,10 @@ def test_a_window_goes_out_and_its_last_parts_come_back(layers, tokens, window, 
 
     def of(slots: np.ndarray) -> bytes:
         return b"".join(
-            plane[slot * tokens : (slot + 1) * tokens].numpy().tobytes()
+            plane[slot * size : (slot + 1) * size].numpy().tobytes()
             for slot in slots.tolist()
-            for layer in planes
+            for size, group in ((tokens, planes), (1, more))
+            for layer in group
             for plane in layer
         )
 
@@ -162,7 +167,7 @@ def test_a_window_goes_out_and_its_last_parts_come_back(layers, tokens, window, 
 
 def test_rows_of_a_window_are_whole_slots_or_none():
     planes = window_planes(np.random.default_rng(0), 1, 8, 4)
-    pool = StatePool.of_windows(PoolPlanes(planes, 4), 8, 64)
+    pool = StatePool.of_windows([PoolPlanes(planes, 4)], 8, 4, 64)
     assert pool.slots_of(np.array([8, 9, 10, 11, 4, 5, 6, 7])).tolist() == [2, 1]
     assert pool.slots_of(np.array([8, 9, 10, 11, 0, 0, 0, 0])).tolist() == [], "SGLang has given a part of it up"
     with pytest.raises(ValueError, match="not whole slots"):

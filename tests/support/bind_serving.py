@@ -59,7 +59,9 @@ def states_of(kind: str, page_bytes: int, accelerator: IdleAccelerator) -> State
             [torch.zeros((5, 7, 3), dtype=torch.bfloat16) for _ in range(2)],
         ]
         return StatePool.of_layers(kinds, page_bytes, accelerator)
-    return StatePool.of_windows(PoolPlanes(planes(2, 1, 40), PAGE), 3 * PAGE + PAGE // 2, page_bytes, accelerator)
+    return StatePool.of_windows(
+        [PoolPlanes(planes(2, 1, 40), PAGE)], 3 * PAGE + PAGE // 2, PAGE, page_bytes, accelerator
+    )
 
 
 def serve(accelerator: IdleAccelerator, launched: set[str], codec: str, kind: str = "") -> list[list[str]]:

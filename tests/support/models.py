@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -448,4 +449,46 @@ def _configure(directory: Path, **changes: Any) -> Path:
     path = directory / "config.json"
     config = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}, indent=1))
+    return directory
+
+
+#: Of `tiny_compressed`: of each layer, of how many tokens a row beside those of the last ones is.
+RATIOS = [0, 4, 128, 4]
+
+
+def tiny_compressed(directory: Path, *, ratios: Sequence[int] = RATIOS, seed: int = 0) -> Path:
+    """What SGLang keeps the KV of a DeepSeek V4 of four layers for (`support.compressed_models`)."""
+    import torch
+
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = byte_tokenizer(CONTEXT)
+    save_tokenizer(tokenizer, directory)
+    draw, weights = torch.Generator().manual_seed(seed), {}
+    shapes = {"embed.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(len(RATIOS)):
+        own = f"layers.{layer}"
+        for name in ("query", "key", "index_query", "index_key"):
+            shapes[f"{own}.attention.{name}.weight"] = (32, HIDDEN)
+        shapes |= {
+            f"{own}.attention.out.weight": (HIDDEN, 32),
+            f"{own}.up.weight": (2 * HIDDEN, HIDDEN),
+            f"{own}.down.weight": (HIDDEN, 2 * HIDDEN),
+        }
+        weights |= {f"{own}.{name}.weight": torch.ones(HIDDEN) for name in ("before", "between")}
+    weights |= {name: 0.2 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    for name in shapes:
+        if "attention" in name:  # answers depend on what was before, more than on their own tokens
+            weights[name] *= 3
+    _save({**weights, "norm.weight": torch.ones(HIDDEN)}, directory)
+    config = {
+        "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "dtype": "float32",
+        "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": len(RATIOS), "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 512,
+        "qk_rope_head_dim": 64, "index_head_dim": 128, "sliding_window": WINDOW, "compress_ratios": list(ratios),
+        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "kv_source_layer_ids": [], "rope_scaling": None, "tie_word_embeddings": False, "hc_mult": 1,
+        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
     return directory

@@ -25,6 +25,7 @@ QUESTIONS = {
     "in two chunks": prompt(4, 700),
 }
 PLACES = ("device", "host", "ssd")
+ALL = slice(None)
 
 
 def cached(question: list[int], page: int = PAGE) -> int:
@@ -109,14 +110,14 @@ def why_not_layer_by_layer(s) -> str:
 
 
 @contextmanager
-def loading_zeros(pool, part: str = "all", spared: int = 0) -> Iterator[None]:
-    """What is loaded into a pool in host memory is zeroed: in front of the layers of its pages ("front"), but for the
-    last `spared` planes there; in their layers ("layers") or in both."""
+def loading_zeros(pool, part: str = "all", planes: slice = ALL) -> Iterator[None]:
+    """What is loaded into a pool in host memory is zeroed: in front of the layers of its pages ("front"), of all
+    `planes` there; in their layers ("layers") or in both."""
     copy_in = pool.copy_in
 
     def zeroed(pages, slab, slots, layer_done, after=()):
         def zero(layer, mark):
-            front = pool._fronts[: len(pool._fronts) - spared] if layer == 0 and part != "layers" else []
+            front = pool._fronts[planes] if layer == 0 and part != "layers" else []
             for plane in (*front, *(pool._arrays[layer] if part != "front" else ())):
                 plane[pages] = 0
             layer_done(layer, mark)
@@ -130,14 +131,16 @@ def loading_zeros(pool, part: str = "all", spared: int = 0) -> Iterator[None]:
         pool.copy_in = copy_in
 
 
-def answered_over_zeros(s, part: str = "all", ask: Callable[[], None] = lambda: None, *, spared: int = 0) -> list[int]:
+def answered_over_zeros(
+    s, part: str = "all", ask: Callable[[], None] = lambda: None, *, planes: slice = ALL
+) -> list[int]:
     """The question's answer where `part` of what is loaded is zeroed, see `loading_zeros`: another one, if it depends
     on that at all. `ask`: called before it is asked."""
     question, pool = QUESTIONS["a question"], s.linker.pool
     forget(s)
     s.generate(question, ANSWER)
     s.empty_device()
-    with loading_zeros(pool, part, spared):
+    with loading_zeros(pool, part, planes):
         ask()
         req = s.add(question, ANSWER)
         s.run()

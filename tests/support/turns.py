@@ -116,13 +116,15 @@ def branches(s, place):
     return s.details(req)
 
 
-def conversations(s, seed, turns, empty):
+def conversations(s, seed, turns, empty, times=1):
     """Answers to the turns of four conversations that share their beginnings, in an order by `seed`; by `empty` the
-    device forgets all, or host memory, between some of them. What came from where, in sum."""
+    device forgets all, or host memory, between some of them. `times`: so many times as long. What came from where, in
+    sum."""
     draw, served, came = random.Random(seed), [], Counter()
-    texts = [prompt(211, 150) + prompt(212 + number // 2, 60) + prompt(214 + number, 40) for number in range(4)]
+    shared, half, own = (times * length for length in (150, 60, 40))
+    texts = [prompt(211, shared) + prompt(212 + number // 2, half) + prompt(214 + number, own) for number in range(4)]
     for _ in range(turns):
-        number, more = draw.randrange(4), draw.randrange(1, 90)
+        number, more = draw.randrange(4), times * draw.randrange(1, 90)
         texts[number] = texts[number] + prompt(draw.randrange(10**6), more)
         req = s.add(texts[number], 4)
         s.run()
@@ -220,10 +222,10 @@ def check_lagging(process: Any) -> None:
     assert waiting > 8, "they did not lag: this tests nothing"
 
 
-def check_conversations(process: Any, talked: list[list[int]], seed: int, turns: int) -> None:
+def check_conversations(process: Any, talked: list[list[int]], seed: int, turns: int, times: int = 1) -> None:
     """They go on as ever, whatever is forgotten, and some of it comes from the tiers."""
     process(costs_are_unknown)
-    answers, came = process(conversations, seed, turns, True)
+    answers, came = process(conversations, seed, turns, True, times)
     assert answers == talked
     assert came["host"] + came["ssd"] > 0, came
 
