@@ -165,17 +165,33 @@ def state_layers(params: Any) -> list[list[torch.Tensor]]:
     return [list(kind) for kind in (kept.temporal, *kept.conv) if kind.numel()]
 
 
-def window_planes(window: Any, kvcache: Any, page_size: int) -> tuple[list[PoolPlanes], str]:
+def window_planes(
+    window: Any, kvcache: Any, page_size: int, drafts: Sequence[Any] = ()
+) -> tuple[list[PoolPlanes], str]:
     """What lies in each page of `window_pool`: the KV itself, and where rows stand for several tokens, what is not yet
-    such a row; and what tells it from others, of other layouts."""
+    such a row, and what `drafts` keep; and what tells it from others, of other layouts. Raises ConfigError where drafts
+    keep more than that."""
     if not is_compressed(kvcache):
         return [PoolPlanes(layer_planes(window), page_size)], ""
-    layers = [layer for layer, ratio in enumerate(kvcache.compression_ratios) if ratio == 4]
+    layers = _layers_of_four(kvcache)
     groups = [PoolPlanes([[rows] for rows in window.kv_buffer], 1)]
     for pools in (kvcache.compress_state_pools, kvcache.indexer_compress_state_pools):
-        groups.append(PoolPlanes([[_ring_of_a_page(pools[layer])] for layer in layers], 1))
-    dtype = str(kvcache.compress_state_pools[layers[0]].kv_score_buffer.kv_score.dtype).removeprefix("torch.")
-    return groups, f", {kvcache.pd_kv_layout()}, sums in {dtype}"
+        states = [pools[kvcache.start_layer + layer] for layer in layers]
+        groups.append(PoolPlanes([[_ring_of_a_page(pool)] for pool in states], 1))
+    for draft in drafts:
+        if not is_compressed(draft) or draft.present_ratios or draft.swa_kv_pool.page_size != page_size:
+            raise ConfigError(
+                f"--speculative-algorithm: what drafts keeps KV in a {type(draft).__name__}, not of the last tokens "
+                "alone, which is not supported with compressed KV: remove it"
+            )
+        groups.append(PoolPlanes([[rows] for rows in draft.swa_kv_pool.kv_buffer], 1))
+    return groups, f", {kvcache.pd_kv_layout()}, sums in {str(states[0].kv_score_buffer.kv_score.dtype)[6:]}"
+
+
+def _layers_of_four(kvcache: Any) -> list[int]:
+    """Which layers, from 0, have rows of four tokens. A layer that predicts further tokens is none of them."""
+    ratios = kvcache.compression_ratios[kvcache.start_layer : kvcache.end_layer]
+    return [layer for layer, ratio in enumerate(ratios) if ratio == 4]
 
 
 def _ring_of_a_page(pool: Any) -> torch.Tensor:
@@ -190,8 +206,7 @@ def window_layers(kvcache: Any) -> tuple[list[int], int]:
     how many there are up to the last with KV of its own. `kvcache`: SGLang's `SWAKVPool`."""
     if is_compressed(kvcache):
         # In front of the first of them lie rows of 128 tokens, of layers that may come before it.
-        _, *later = (layer for layer, ratio in enumerate(kvcache.compression_ratios) if ratio == 4)
-        return [0, *later], len(kvcache.compression_ratios)
+        return [0, *_layers_of_four(kvcache)[1:]], kvcache.end_layer - kvcache.start_layer
     whole = {number: layer for layer, (number, has_window) in kvcache.layers_mapping.items() if not has_window}
     layers = [whole[number] - kvcache.start_layer for number in range(len(whole))]
     return layers, max(kvcache.layers_mapping) - kvcache.start_layer + 1

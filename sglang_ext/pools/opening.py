@@ -41,7 +41,11 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
     kind that is not supported."""
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     states, window = state_layers(params), window_pool(params)
-    pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, draft_pools(params))
+    drafts = draft_pools(params)
+    # What drafts for compressed KV keeps rows of the last tokens alone: they lie in the window.
+    in_pages = () if is_compressed(kvcache) else drafts
+    pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, in_pages)
+    pool.drafts = bool(drafts)
     if states and window is not None:
         raise ConfigError(
             "--enable-swift-tiers: the model keeps states and KV of windows beside each other, which is not "
@@ -53,7 +57,7 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
     if states:
         pool.keep_states(StatePool.of_layers(states, page_bytes, accelerator), *model_layers(params))
     elif window is not None:
-        planes, kinds = window_planes(window, kvcache, params.page_size)
+        planes, kinds = window_planes(window, kvcache, params.page_size, drafts)
         tokens = params.swa_retain_window
         kept = StatePool.of_windows(planes, tokens, params.page_size, page_bytes, accelerator, kinds=kinds)
         pool.keep_states(kept, *window_layers(kvcache))

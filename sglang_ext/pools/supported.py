@@ -184,12 +184,7 @@ def check_windows(server_args: Any, view: Any, model_config: Any, config: TiersC
         return
     if model_config.is_deepseek_v4_arch:
         _check_beside(config, f"{_name(model_config)} keeps the KV of the last tokens in a pool of its own")
-        if drafts_by_model(view.speculative_algorithm):
-            raise ConfigError(
-                f"--speculative-algorithm: what drafts for {_name(model_config)} keeps KV of the last tokens alone, "
-                "which is not supported; remove it"
-            )
-        return
+        return  # what SGLang has draft for it keeps KV of these alone
     _check_beside(
         config,
         f"{_name(model_config)} keeps the KV of layers with a sliding window in a pool of their own",

@@ -271,12 +271,6 @@ def test_models_and_modes(model, models):
             models["compressed"],
             *donor,
         ],
-        "--speculative-algorithm: what drafts for DeepseekV4ForCausalLM keeps .* remove it": [
-            *on,
-            models["compressed"],
-            *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1", "--speculative-num-steps", "3"),
-            *("--speculative-num-draft-tokens", "4"),
-        ],
         "peer.donate: FalconH1ForCausalLM has layers that keep a state": [*on, models["states"], *donor],
         "DeepseekV32ForCausalLM keeps parts of its index by request": [*on, models["pooled index"]],
         "switches its radix cache off for Gemma3TextModel": [*on, models["embedding"]],

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import pytest
 
+from support import speculating_on_cpu
 from support.examples import exhaustive
 from support.models import RATIOS, tiny_compressed
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import costs_are_unknown, has_found_its_pages, prompt
+from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
+from support.speculating_on_cpu import drafted
 from support.tiers_of_a_model import (
     ALL,
     ANSWER,
@@ -88,6 +90,38 @@ def answered_over_zeros(s, part):
     assert all(s.details(req)["host"] == 2 * PAGE for req in reqs)
     forget(s)
     return [list(req.output_ids) for req in reqs], right
+
+
+def drafts_from(s, place):
+    """Of each question whose prefix is in that tier alone, or nowhere: its answer, what was drafted for it, and where
+    its prefix came from."""
+    found = {}
+    for name, question in QUESTIONS.items():
+        forget(s)
+        if place != "nowhere":
+            s.generate(question, 2)
+            leave_in(s, place)
+        drafted.clear()
+        req = s.add(question, ANSWER)
+        s.run()
+        found[name] = list(req.output_ids)[:ANSWER], list(drafted), s.details(req)
+    quiet(s)
+    return found
+
+
+def drafts_over_zeros(s):
+    """The same of a question that hardly goes beyond its prefix, where of what is loaded the rows of the draft are
+    zeroed."""
+    question, states = QUESTIONS["its next turn"], s.linker.pool.states
+    forget(s)
+    s.generate(question, 2)
+    leave_in(s, "host")
+    drafted.clear()
+    with loading_zero_states(states, len(states.groups) - 1):
+        req = s.add(question, ANSWER)
+        s.run()
+    forget(s)
+    return list(req.output_ids)[:ANSWER], list(drafted)
 
 
 def that_stay(s):
@@ -186,3 +220,23 @@ def test_ranks_answer_as_one_does(model, tmp_path, expected):
                 for name, (answer, details) in found.items():
                     assert answer == expected[name], (place, name)
                     assert details[place] == sum(details.values()) == cached(QUESTIONS[name], PAGE)
+
+
+@pytest.mark.exhaustive
+def test_what_drafts_keeps_its_last_tokens_with_the_others(model, tmp_path, expected):
+    arguments = arguments_with(model, *with_tiers(tmp_path), *speculating_on_cpu.ARGUMENTS)
+    # So large a pool of windows that two may wait to be copied: a question has one soon after the other.
+    arguments += ["--speculative-algorithm", "EAGLE", "--max-total-tokens", "16384"]
+    with SchedulerProcess(arguments, ENVIRONMENT, f"{PREPARE}_with_drafts", fresh=True) as drafting:
+        drafting(costs_are_unknown)
+        _, _, layers = drafting(parts_of_a_page)
+        assert layers[3:] == [1]
+        computed = drafting(drafts_from, "nowhere")
+        answer, drafts = drafting(drafts_over_zeros)
+        assert answer == expected["its next turn"][:ANSWER]
+        assert drafts != computed["its next turn"][1], "what follows would prove nothing"
+        for place in PLACES:
+            for name, (answer, drafts, details) in drafting(drafts_from, place).items():
+                assert answer == expected[name][:ANSWER], (place, name)
+                assert drafts == computed[name][1], (place, name)
+                assert details[place] == sum(details.values()) == cached(QUESTIONS[name], PAGE), (place, name)

@@ -457,7 +457,8 @@ RATIOS = [0, 4, 128, 4]
 
 
 def tiny_compressed(directory: Path, *, ratios: Sequence[int] = RATIOS, seed: int = 0) -> Path:
-    """What SGLang keeps the KV of a DeepSeek V4 of four layers for (`support.compressed_models`)."""
+    """What SGLang keeps the KV of a DeepSeek V4 of four layers for (`support.compressed_models`), and of one more that
+    predicts the token after the next one."""
     import torch
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -465,8 +466,7 @@ def tiny_compressed(directory: Path, *, ratios: Sequence[int] = RATIOS, seed: in
     save_tokenizer(tokenizer, directory)
     draw, weights = torch.Generator().manual_seed(seed), {}
     shapes = {"embed.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN)}
-    for layer in range(len(RATIOS)):
-        own = f"layers.{layer}"
+    for own in (*(f"layers.{layer}" for layer in range(len(RATIOS))), "draft.layer"):
         for name in ("query", "key", "index_query", "index_key"):
             shapes[f"{own}.attention.{name}.weight"] = (32, HIDDEN)
         shapes |= {
@@ -475,6 +475,7 @@ def tiny_compressed(directory: Path, *, ratios: Sequence[int] = RATIOS, seed: in
             f"{own}.down.weight": (HIDDEN, 2 * HIDDEN),
         }
         weights |= {f"{own}.{name}.weight": torch.ones(HIDDEN) for name in ("before", "between")}
+    shapes["draft.join.weight"] = (HIDDEN, 2 * HIDDEN)
     weights |= {name: 0.2 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     for name in shapes:
         if "attention" in name:  # answers depend on what was before, more than on their own tokens
@@ -484,7 +485,8 @@ def tiny_compressed(directory: Path, *, ratios: Sequence[int] = RATIOS, seed: in
         "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "dtype": "float32",
         "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN,
         "num_hidden_layers": len(RATIOS), "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 512,
-        "qk_rope_head_dim": 64, "index_head_dim": 128, "sliding_window": WINDOW, "compress_ratios": list(ratios),
+        "qk_rope_head_dim": 64, "index_head_dim": 128, "sliding_window": WINDOW, "compress_ratios": [*ratios, 0],
+        "num_nextn_predict_layers": 1,
         "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "n_routed_experts": 4, "num_experts_per_tok": 2,
         "kv_source_layer_ids": [], "rope_scaling": None, "tie_word_embeddings": False, "hc_mult": 1,
         "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,

@@ -59,7 +59,7 @@ def picked(
     found = torch.full((len(x), self.index_topk), -1, dtype=torch.int64)
     if pool.layer_transfer_counter is not None:
         pool.layer_transfer_counter.wait_until(layer_id - pool.start_layer)
-    for row, (request, position) in enumerate(zip(_requests(forward_batch), positions.tolist(), strict=True)):
+    for row, (request, position) in enumerate(zip(requests_of(forward_batch), positions.tolist(), strict=True)):
         keys = read_keys(buffer, pool.page_size, slots_of[request, : position + 1].long())
         scores = (torch.relu(queries[row] @ keys.T) * weights[row][:, None]).sum(0)
         most = scores.topk(min(self.index_topk, len(scores))).indices
@@ -67,7 +67,7 @@ def picked(
     return found
 
 
-def _requests(batch: Any) -> list[int]:
+def requests_of(batch: Any) -> list[int]:
     """The row of `req_to_token` of each new token."""
     if batch.forward_mode.is_target_verify():
         lengths = [batch.spec_info.draft_token_num] * batch.batch_size
@@ -105,7 +105,7 @@ def _sparsely(dense: Any) -> Any:
         latent = pool.get_key_buffer(layer.layer_id)
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim).float()
         out = q.new_empty((len(queries), layer.tp_q_head_num, layer.v_head_dim))
-        for row, (request, tokens) in enumerate(zip(_requests(batch), topk_indices, strict=True)):
+        for row, (request, tokens) in enumerate(zip(requests_of(batch), topk_indices, strict=True)):
             chosen = self.req_to_token_pool.req_to_token[request, tokens[tokens >= 0]].long()
             rows = latent[chosen].view(len(chosen), -1).float()
             shares = (queries[row] @ rows.T * layer.scaling).softmax(-1)

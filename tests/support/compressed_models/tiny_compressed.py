@@ -17,6 +17,9 @@ from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabPara
 from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
 from torch import nn
 
+from support.sparse_on_cpu import requests_of
+
+DRAFT = "draft."  # begins the names of what predicts further tokens
 WIDTH = 32  # of a key, float32
 CHOSEN, LATE = 4, 16  # rows of four tokens: so many of all, and so many of the latest
 
@@ -53,14 +56,10 @@ class Attention(nn.Module):
     def forward(self, hidden: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
         pool, slots_of = get_token_to_kv_pool(), get_req_to_token_pool().req_to_token
         pool.wait_layer_transfer(self.layer)
-        out, begin = torch.empty(len(hidden), WIDTH), 0
-        lengths = batch.extend_seq_lens.tolist() if batch.forward_mode.is_extend() else [1] * batch.batch_size
-        for request, length in zip(batch.req_pool_indices.tolist(), lengths, strict=True):
-            for token in range(begin, begin + length):
-                at = int(positions[token])
-                slots = slots_of[request, : at + 1].long()
-                out[token] = self._attend(hidden[token : token + 1].float(), at, slots, request, pool)
-            begin += length
+        out = torch.empty(len(hidden), WIDTH)
+        for token, (request, at) in enumerate(zip(requests_of(batch), positions.tolist(), strict=True)):
+            slots = slots_of[request, : at + 1].long()
+            out[token] = self._attend(hidden[token : token + 1].float(), at, slots, request, pool)
         return self.out(out.to(hidden.dtype))
 
     def _attend(self, x: torch.Tensor, at: int, slots: torch.Tensor, request: int, pool: Any) -> torch.Tensor:
@@ -142,11 +141,42 @@ class DeepseekV4ForCausalLM(nn.Module):
         return self.logits_processor(input_ids, self.norm(hidden), self.lm_head, forward_batch)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        known = dict(self.named_parameters())
-        for name, weight in weights:
-            parameter = known[name]
-            load = getattr(parameter, "weight_loader", lambda to, given: to.data.copy_(given))
-            load(parameter, weight)
+        _load(self, {name: weight for name, weight in weights if not name.startswith(DRAFT)})
+
+    def get_embed_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.embed.weight, self.lm_head.weight
 
 
-EntryClass = DeepseekV4ForCausalLM
+class DeepseekV4ForCausalLMNextN(nn.Module):
+    """One layer more, that predicts the token after the next one, and keeps rows of the last tokens alone."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        super().__init__()
+        self.config = config
+        self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layer = Layer(config, 0)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.logits_processor = LogitsProcessor(config)
+
+    @torch.no_grad()
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, **_: Any) -> Any:
+        joined = torch.cat([self.embed(input_ids), forward_batch.spec_info.hidden_states], -1)
+        hidden = self.layer(self.join(joined), positions, forward_batch)
+        return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        _load(self, {name.removeprefix(DRAFT): weight for name, weight in weights if name.startswith(DRAFT)})
+
+    def set_embed_and_head(self, embed: torch.Tensor, head: torch.Tensor) -> None:
+        self.embed.weight, self.lm_head.weight = embed, head
+
+
+def _load(module: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    known = dict(module.named_parameters())
+    for name, weight in weights.items():
+        load = getattr(known[name], "weight_loader", lambda to, given: to.data.copy_(given))
+        load(known[name], weight)
+
+
+EntryClass = [DeepseekV4ForCausalLM, DeepseekV4ForCausalLMNextN]
