@@ -224,15 +224,19 @@ def check(stack: TierStack) -> None:
     if (landing := stack.landing) is not None:
         wait_until(lambda: not landing.used_slots, "landing memory leaked", stack)
     if isinstance(ssd, SsdTier):
-        status = ssd.stripes.status()
         pages = [page for page in stack.table.all_pages() if copy_of(stack, page, "ssd")]
         assert ssd.places.taken == len(pages), "places leaked"
         units = sum(len(placement_of(stack, page)) for page in pages)
         assert ssd.places.spared == sum(ssd.stripes.units(page.length) for page in pages) - units
-        assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
+        # What is asked of a device that went out is told before it has answered all of it: until then slots are held.
+        wait_until(lambda: units_in_use(ssd) == units, "stripe units leaked", stack)
         assert ssd.stripes.writing == (0, 0), "writes that have ended count as under way"
         assert ssd.stripes.reading == 0, "reads that have ended count as under way"
     check_maps(stack)
+
+
+def units_in_use(ssd: SsdTier) -> int:
+    return sum(device.used_units for device in ssd.stripes.status().devices)
 
 
 def _check_digests(stack: TierStack) -> None:
