@@ -114,9 +114,12 @@ def attention_backends(server_args: Any) -> str:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of
 
     view = resolved(server_args)
-    # Those of sparse attention (DSA) do what it is named for.
-    sparse = [name for name in (view.dsa_prefill_backend, view.dsa_decode_backend) if name is not None]
-    return ", ".join(map(str, (*attention_backends_of(view), *sparse)))
+    backends = attention_backends_of(view)
+    # Those of sparse attention (DSA), and of compressed KV, do what these are named for.
+    named = [view.dsa_prefill_backend, view.dsa_decode_backend]
+    if "dsv4" in backends:
+        named += [view.dsv4_attn_backend, view.dsv4_prefill_backend]
+    return ", ".join(map(str, (*backends, *(name for name in named if name is not None))))
 
 
 def server_namespace(

@@ -75,18 +75,26 @@ def check_compressed(kvcache: Any, page_size: int) -> None:
     of their own. `kvcache`: SGLang's `DeepSeekV4TokenToKVPool`."""
     from sglang.srt.mem_cache.deepseek_v4_memory_pool import HiSparseC4DevicePool
 
-    window = kvcache.swa_kv_pool
-    for refused, what in (
-        (set(kvcache.present_ratios) != {4, 128}, "of other numbers of tokens than 4 and 128"),
-        (window is None or kvcache.request_window is not None, "of the last tokens with each request"),
-        (window is not None and window.page_size != page_size, "of the last tokens in pages of another size"),
-        (isinstance(kvcache.c4_kv_pool, HiSparseC4DevicePool), "in part in host memory"),
-        (kvcache.c4_indexer_kv_pool.index_k_with_scale_buffer is None, "of its index in two parts"),
+    window, flag = kvcache.swa_kv_pool, "the flag"
+    for refused, what, remedy in (
+        (set(kvcache.present_ratios) != {4, 128}, "of other numbers of tokens than 4 and 128", flag),
+        (window is None or kvcache.request_window is not None, "of the last tokens with each request", flag),
+        (
+            window is not None and window.page_size != page_size,
+            "of the last tokens in pages of another size",
+            "SGLANG_OPT_SM120_DIRECT_SWA_KV, or the flag",
+        ),
+        (isinstance(kvcache.c4_kv_pool, HiSparseC4DevicePool), "in part in host memory", "--enable-hisparse"),
+        (
+            getattr(kvcache.c4_indexer_kv_pool, "index_k_with_scale_buffer", None) is None,
+            "of its index in two parts",
+            flag,
+        ),
     ):
         if refused:
             raise ConfigError(
                 f"--enable-swift-tiers: SGLang keeps rows {what}, which is not supported with compressed KV: "
-                "remove the flag"
+                f"remove {remedy}"
             )
 
 
@@ -126,7 +134,7 @@ def window_pool(params: Any) -> Any:
     if type(allocator) is not SWATokenToKVPoolAllocator or allocator.swa_req_ring or not params.swa_gates_prefix_match:
         raise ConfigError(
             f"--enable-swift-tiers: KV of windows is handed out by a {type(allocator).__name__}, or to requests alone, "
-            f"which is not supported: {PLAIN_WINDOWS}, or remove the flag"
+            f"which is not supported: {'' if is_compressed(kvcache) else f'{PLAIN_WINDOWS}, or '}remove the flag"
         )
     if is_compressed(kvcache):
         return kvcache.swa_kv_pool
@@ -179,13 +187,14 @@ def window_planes(
         states = [pools[kvcache.start_layer + layer] for layer in layers]
         groups.append(PoolPlanes([[_ring_of_a_page(pool)] for pool in states], 1))
     for draft in drafts:
-        if not is_compressed(draft) or draft.present_ratios or draft.swa_kv_pool.page_size != page_size:
+        rows = draft.swa_kv_pool if is_compressed(draft) and not draft.present_ratios else None
+        if rows is None or rows.page_size != page_size:
             raise ConfigError(
                 f"--speculative-algorithm: what drafts keeps KV in a {type(draft).__name__}, not of the last tokens "
                 "alone, which is not supported with compressed KV: remove it"
             )
-        groups.append(PoolPlanes([[rows] for rows in draft.swa_kv_pool.kv_buffer], 1))
-    return groups, f", {kvcache.pd_kv_layout()}, sums in {str(states[0].kv_score_buffer.kv_score.dtype)[6:]}"
+        groups.append(PoolPlanes([[layer] for layer in rows.kv_buffer], 1))
+    return groups, f", {kvcache.pd_kv_layout()}, states in {str(states[0].kv_score_buffer.kv_score.dtype)[6:]}"
 
 
 def _layers_of_four(kvcache: Any) -> list[int]:

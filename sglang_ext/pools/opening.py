@@ -40,6 +40,9 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
     queues is `forward_stream`, between whose layers copies would run, not beside them. Raises ConfigError if it is of a
     kind that is not supported."""
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    if is_compressed(kvcache):
+        check_compressed(kvcache, params.page_size)
+        _check_graphs()
     states, window = state_layers(params), window_pool(params)
     drafts = draft_pools(params)
     # What drafts for compressed KV keeps rows of the last tokens alone: they lie in the window.
@@ -69,6 +72,19 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
     return pool
 
 
+def _check_graphs() -> None:
+    """Raises ConfigError where a forward reads compressed KV without waiting for it."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+    from sglang.srt.runtime_context import get_exec
+
+    graphs = get_exec().graph.cuda_graph_config
+    if graphs is not None and graphs.prefill.backend == Backend.BREAKABLE:
+        raise ConfigError(
+            "--cuda-graph-backend-prefill: breakable graphs read the index of compressed KV before it has come; "
+            "remove it, which SGLang takes for disabled with this model"
+        )
+
+
 def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequence[Any] = ()) -> DevicePool:
     """The pool behind SGLang's `kvcache` and those of models that draft, of which pages are kept in `codec`; empty: as
     they are. Raises ConfigError if it is of a kind that is not supported."""
@@ -82,7 +98,13 @@ def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequ
             "swift-tiers: a page has %s in front of the model's layers, %s",
             format_size(pool.geometry.front_bytes),
             " and ".join(
-                what for what, is_there in (("a draft's KV", drafts), ("an index", index_planes(kvcache))) if is_there
+                what
+                for what, is_there in (
+                    ("a draft's KV", drafts),
+                    ("an index", index_planes(kvcache)),
+                    ("rows of 128 tokens", is_compressed(kvcache)),
+                )
+                if is_there
             ),
         )
     return pool

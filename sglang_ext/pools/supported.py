@@ -156,6 +156,13 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
             f"--enable-swift-tiers: {name} keeps KV of several kinds in a pool each, which is not supported: "
             "remove the flag"
         )
+    if model_config.is_hybrid_swa and model_config.is_deepseek_v4_arch:
+        for field, codec in (("host.codec", config.host.codec), ("ssd.codec", config.ssd.codec)):
+            if codec != "none":
+                raise ConfigError(
+                    f"{field}: {name} keeps no row of KV for each token, but bytes that {codec} does not code; "
+                    f"use {field} none"
+                )
     if mambaish_config(model_config) is not None:
         _check_beside(config, f"{name} has layers that keep a state in place of KV")
     if is_deepseek_dsa(model_config.hf_config) and get_dsa_index_kpool_compress(model_config.hf_config):

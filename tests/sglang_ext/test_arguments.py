@@ -265,6 +265,12 @@ def test_models_and_modes(model, models):
             "eagle3",
         ],
         "MiMoV2FlashForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
+        "host.codec: DeepseekV4ForCausalLM keeps no row of KV for each token, .* use host.codec none": [
+            *on,
+            models["compressed"],
+            "--swift-tiers-config",
+            '{"host": {"codec": "fp8"}}',
+        ],
         "DeepseekV4ForCausalLM keeps KV of several kinds": [*on, models["compressed otherwise"]],
         "peer.donate: DeepseekV4ForCausalLM keeps the KV of the last tokens .* remove peer.donate$": [
             *on,

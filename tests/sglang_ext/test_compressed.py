@@ -43,9 +43,9 @@ PARTS = {
     "rows of four": ("layers", ALL),
     "index": ("front", slice(2)),
     "rows of 128": ("front", slice(2, None)),
-    "last tokens": ("states", 0),
-    "sums": ("states", 1),
-    "sums of the index": ("states", 2),
+    "last tokens": ("behind", 0),
+    "states of rows": ("behind", 1),
+    "states of the index": ("behind", 2),
 }
 
 
@@ -64,7 +64,8 @@ def everything_of(s):
     from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import _build_deepseek_v4_device_pool_group
 
     pool, kvcache = s.linker.pool, s.scheduler.token_to_kv_pool_allocator.get_kvcache()
-    theirs = _build_deepseek_v4_device_pool_group(kvcache, PAGE).entries
+    drafts = (s.scheduler.draft_worker.draft_worker.draft_runner.token_to_kv_pool,) if pool.drafts else ()
+    theirs = _build_deepseek_v4_device_pool_group(kvcache, PAGE, drafts).entries
     found = {True: set(), False: set()}  # by whether they lie in pages of the last tokens
     for entry in theirs:
         for component in entry.buffer_meta:
@@ -72,7 +73,12 @@ def everything_of(s):
     layers = [(planes[0].ctypes.data, planes[0].shape[1]) for planes in pool._arrays]
     front = [(plane.data_ptr(), group.layer_bytes) for group in pool.front for plane in group.flat]
     behind = [(plane.data_ptr(), group.layer_bytes) for group in pool.states.groups for plane in group.flat]
-    return found[False], {*layers, *front}, found[True], set(behind)
+    return (found[False], {*layers, *front}), (found[True], set(behind))
+
+
+def check_everything(process):
+    for theirs, ours in process(everything_of):
+        assert ours == theirs
 
 
 def answered_over_zeros(s, part):
@@ -83,7 +89,7 @@ def answered_over_zeros(s, part):
     asked = [prompt(820 + number, 2 * PAGE + 1 + number) for number in range(4)]
     right = [s.generate(one, ANSWER) for one in asked]
     leave_in(s, "host")
-    zeroed = loading_zero_states(pool.states, which) if where == "states" else loading_zeros(pool, where, which)
+    zeroed = loading_zero_states(pool.states, which) if where == "behind" else loading_zeros(pool, where, which)
     with zeroed:
         reqs = [s.add(one, ANSWER) for one in asked]
         s.run()
@@ -171,9 +177,7 @@ def test_a_page_has_a_few_rows_and_a_window_is_one_of_sglang_s(tiers):
 
 
 def test_what_is_copied_is_what_sglang_s_own_linkers_copy(tiers):
-    theirs, ours, their_windows, our_windows = tiers(everything_of)
-    assert ours == theirs
-    assert our_windows == their_windows
+    check_everything(tiers)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -231,6 +235,7 @@ def test_what_drafts_keeps_its_last_tokens_with_the_others(model, tmp_path, expe
         drafting(costs_are_unknown)
         _, _, layers = drafting(parts_of_a_page)
         assert layers[3:] == [1]
+        check_everything(drafting)
         computed = drafting(drafts_from, "nowhere")
         answer, drafts = drafting(drafts_over_zeros)
         assert answer == expected["its next turn"][:ANSWER]

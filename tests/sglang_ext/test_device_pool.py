@@ -185,13 +185,29 @@ def rows_in_host_memory() -> Any:
             lambda: {"c4_indexer_kv_pool": SimpleNamespace(index_k_with_scale_buffer=None)},
             "of its index in two parts",
         ),
+        (lambda: {"present_ratios": (128,), "c4_indexer_kv_pool": None}, "of other numbers of tokens than 4 and 128"),
     ],
 )
 def test_compressed_kv_that_is_kept_otherwise_is_refused(change: Any, what: str) -> None:
     from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
-    with pytest.raises(ConfigError, match=f"SGLang keeps rows {what}, which is not supported .* remove the flag"):
+    with pytest.raises(ConfigError, match=f"SGLang keeps rows {what}, which is not supported .* remove [Sta-]"):
         open_device_pool(compressed_pool(**change()), 256)
+
+
+def test_breakable_graphs_of_prompts_are_refused_with_compressed_kv(monkeypatch: Any) -> None:
+    from sglang.srt import runtime_context
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+
+    from swift_tiers.sglang_ext.pools import opening
+
+    prefill = SimpleNamespace(backend=Backend.BREAKABLE)
+    served = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=prefill)))
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: served)
+    with pytest.raises(ConfigError, match=r"--cuda-graph-backend-prefill: .* remove it"):
+        opening._check_graphs()
+    prefill.backend = Backend.DISABLED
+    opening._check_graphs()
 
 
 def test_ranks_have_a_page_alike_only_if_what_lies_in_front_is_alike() -> None:

@@ -448,6 +448,20 @@ def test_the_attention_backend_is_the_one_that_runs(monkeypatch):
     assert identity.attention_backends(arguments) == "triton, fa3, trtllm"
 
 
+def test_backends_of_compressed_kv_are_named_by_what_they_do():
+    """What computes prompts may round to 8 bits what others do not."""
+    arguments = SimpleNamespace(
+        attention_backend="dsv4",
+        prefill_attention_backend=None,
+        decode_attention_backend=None,
+        dsa_prefill_backend=None,
+        dsa_decode_backend=None,
+        dsv4_attn_backend="flashmla",
+        dsv4_prefill_backend="flashmla_sparse_q8",
+    )
+    assert identity.attention_backends(arguments) == "dsv4, dsv4, flashmla, flashmla_sparse_q8"
+
+
 def test_code_of_the_users_own_models_counts(tmp_path, monkeypatch):
     package = tmp_path / "our_models"
     package.mkdir()

@@ -453,7 +453,7 @@ def _configure(directory: Path, **changes: Any) -> Path:
 
 
 #: Of `tiny_compressed`: of each layer, of how many tokens a row beside those of the last ones is.
-RATIOS = [0, 4, 128, 4]
+RATIOS = [128, 4, 0, 4]
 
 
 def tiny_compressed(directory: Path, *, ratios: Sequence[int] = RATIOS, seed: int = 0) -> Path:

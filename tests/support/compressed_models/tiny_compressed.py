@@ -46,9 +46,9 @@ def _best(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, config: Any, layer: int) -> None:
+    def __init__(self, config: Any, layer: int, ratio: int) -> None:
         super().__init__()
-        self.layer, self.ratio, self.window = layer, config.compress_ratios[layer], config.sliding_window
+        self.layer, self.ratio, self.window = layer, ratio, config.sliding_window
         for name in ("query", "key", "index_query", "index_key"):
             setattr(self, name, nn.Linear(config.hidden_size, WIDTH, bias=False))
         self.out = nn.Linear(WIDTH, config.hidden_size, bias=False)
@@ -110,9 +110,9 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Any, layer: int) -> None:
+    def __init__(self, config: Any, layer: int, ratio: int) -> None:
         super().__init__()
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config, layer, ratio)
         self.before = nn.LayerNorm(config.hidden_size, bias=False)
         self.between = nn.LayerNorm(config.hidden_size, bias=False)
         self.up = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
@@ -128,7 +128,8 @@ class DeepseekV4ForCausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([Layer(config, number) for number in range(config.num_hidden_layers)])
+        ratios = config.compress_ratios[: config.num_hidden_layers]
+        self.layers = nn.ModuleList([Layer(config, number, ratio) for number, ratio in enumerate(ratios)])
         self.norm = nn.LayerNorm(config.hidden_size, bias=False)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config)
@@ -155,7 +156,7 @@ class DeepseekV4ForCausalLMNextN(nn.Module):
         self.config = config
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layer = Layer(config, 0)
+        self.layer = Layer(config, 0, 0)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config)
 
