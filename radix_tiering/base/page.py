@@ -50,6 +50,11 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int = 0  # that a page has of a plane; 0: one for each of its tokens
 
     @property
+    def plane_rows(self) -> int:
+        """That a page has of a plane."""
+        return self.rows or self.tokens
+
+    @property
     def layer_bytes(self) -> int:
         return self.coded_layer_bytes if self.codec else self.device_layer_bytes
 
@@ -60,7 +65,7 @@ class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def device_layer_bytes(self) -> int:
         """Of one layer of a page on the device."""
-        return self.planes * (self.rows or self.tokens) * self.row_bytes
+        return self.planes * self.plane_rows * self.row_bytes
 
     @property
     def device_page_bytes(self) -> int:

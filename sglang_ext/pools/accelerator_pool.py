@@ -83,7 +83,7 @@ class AcceleratorPool(DevicePool):
         accelerator: Accelerator,
         codec: str = "",
         front: Sequence[PoolPlanes] = (),
-        rows: int | None = None,
+        rows: int = 0,
     ) -> None:
         """`codec`, `front` and `rows` as of any pool."""
         super().__init__(layers, page_size, codec, front, rows)
@@ -91,7 +91,7 @@ class AcceleratorPool(DevicePool):
         #: Of a kernel that reads host memory, at most; None: as many as the device holds. `prepare` measures it.
         self.load_programs: int | None = None
         self.accelerator: Accelerator = accelerator
-        self._pool = PoolPlanes(layers, self.page_rows)
+        self._pool = PoolPlanes(layers, self.geometry.plane_rows)
         self._like = layers[0]
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], ListedCopy] = {}
@@ -139,7 +139,7 @@ class AcceleratorPool(DevicePool):
             self.load_programs = measure_load_programs(
                 self.accelerator,
                 self._like,
-                self.page_rows,
+                self.geometry.plane_rows,
                 slab,
                 load=lambda pool, source: self._copy_between(pool, source, out=False, across=True),
             )
@@ -386,7 +386,7 @@ def open_cuda_pool(
     page_size: int,
     codec: str = "",
     front: Sequence[PoolPlanes] = (),
-    rows: int | None = None,
+    rows: int = 0,
 ) -> AcceleratorPool:
     """A pool on a CUDA device, which `prepare` measures."""
     return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device), codec, front, rows)

@@ -39,10 +39,10 @@ def pool_geometry(
     page_size: int,
     codec: str = "",
     front: Sequence[PoolPlanes] = (),
-    rows: int | None = None,
+    rows: int = 0,
 ) -> PageGeometry:
     """The geometry of a page of this pool, kept in `codec` below the device. `front`: what lies in front of its layers,
-    which is not coded; `rows`: that a page has of a plane, None: one for each of its tokens. Raises ConfigError if
+    which is not coded; `rows`: that a page has of a plane, 0: one for each of its tokens. Raises ConfigError if
     layers or planes differ in size, or have values that are not to be coded."""
     row_bytes = {plane[0].numel() * plane.element_size() for planes in layers for plane in planes}
     if len(row_bytes) != 1 or len({len(planes) for planes in layers}) != 1:
@@ -58,15 +58,13 @@ def pool_geometry(
         front_bytes=sum(planes.page_bytes for planes in front),
         # Latent rows and index keys are one tensor a layer, and every rank's; K and V are a rank's heads.
         front_split=any(planes.planes > 1 for planes in front),
-        rows=0 if rows in (None, page_size) else rows,
+        rows=rows,
     )
     if not codec:
         return plain
     try:
         if plain.front_bytes % VECTOR_BYTES:
             raise ValueError(f"what lies in front of a page's layers is no multiple of {VECTOR_BYTES} bytes")
-        if plain.rows:
-            raise ValueError("the model keeps no row for each token")
         coded = EncodedLayout.of(PoolPlanes(layers, page_size), Codec.named(codec))
     except ValueError as error:
         raise ConfigError(f"host.codec: {error}; remove it, or choose another --kv-cache-dtype") from None
@@ -116,15 +114,14 @@ class DevicePool(ABC):
         page_size: int,
         codec: str = "",
         front: Sequence[PoolPlanes] = (),
-        rows: int | None = None,
+        rows: int = 0,
     ) -> None:
         """`codec`: in which pages are kept below the device; empty: as they are. `front`: what lies in front of a
-        page's layers (`kept.front_of`); it is copied with the first of them. `rows`: that a page has of a plane; None:
-        one for each of its `page_size` tokens."""
+        page's layers (`kept.front_of`); it is copied with the first of them. `rows`: that a page has of a plane; 0: one
+        for each of its `page_size` tokens."""
         self.geometry = pool_geometry(layers, page_size, codec, front, rows)
         self.page_size = page_size
-        self.page_rows = page_size if rows is None else rows
-        whole = layers[0][0].shape[0] // self.page_rows
+        whole = layers[0][0].shape[0] // self.geometry.plane_rows
         self.pool_pages = min(whole, *(planes.pool_pages for planes in front), sys.maxsize)
         self.device = layers[0][0].device
         self.front = tuple(front)
@@ -257,10 +254,11 @@ class HostMemoryPool(DevicePool):
         layers: Sequence[Sequence[torch.Tensor]],
         page_size: int,
         front: Sequence[PoolPlanes] = (),
-        rows: int | None = None,
+        rows: int = 0,
     ) -> None:
         super().__init__(layers, page_size, front=front, rows=rows)
-        self._arrays = [[as_pages(plane, self.page_rows).numpy() for plane in planes] for planes in layers]
+        page_rows = self.geometry.plane_rows
+        self._arrays = [[as_pages(plane, page_rows).numpy() for plane in planes] for planes in layers]
         self._fronts = arrays_of(front)
         self._flat = [*self._fronts, *(plane for planes in self._arrays for plane in planes)]
 

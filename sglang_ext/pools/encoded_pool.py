@@ -27,9 +27,8 @@ class EncodedPool(DevicePool):
         page_size: int,
         codec: str,
         front: Sequence[PoolPlanes] = (),
-        rows: int | None = None,
     ) -> None:
-        super().__init__(layers, page_size, codec, front, rows)
+        super().__init__(layers, page_size, codec, front)
         self._codec = Codec.named(codec)
         self._fronts = arrays_of(front)
         self._planes = PoolPlanes(layers, page_size)

@@ -10,6 +10,7 @@ import torch
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 
+from .states import dtype_name
 from .supported import OTHER_DRAFT, PLAIN_WINDOWS
 
 
@@ -60,7 +61,8 @@ def _remedy(kvcache: Any, whose: str) -> str:
         return OTHER_DRAFT
     from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 
-    return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, BaseSWAKVPool) else "remove the flag"
+    has_plain_windows = isinstance(kvcache, BaseSWAKVPool) and not is_compressed(kvcache)
+    return f"{PLAIN_WINDOWS}, or remove the flag" if has_plain_windows else "remove the flag"
 
 
 def is_compressed(kvcache: Any) -> bool:
@@ -134,7 +136,7 @@ def window_pool(params: Any) -> Any:
     if type(allocator) is not SWATokenToKVPoolAllocator or allocator.swa_req_ring or not params.swa_gates_prefix_match:
         raise ConfigError(
             f"--enable-swift-tiers: KV of windows is handed out by a {type(allocator).__name__}, or to requests alone, "
-            f"which is not supported: {'' if is_compressed(kvcache) else f'{PLAIN_WINDOWS}, or '}remove the flag"
+            f"which is not supported: {_remedy(kvcache, 'model')}"
         )
     if is_compressed(kvcache):
         return kvcache.swa_kv_pool
@@ -194,7 +196,7 @@ def window_planes(
                 "alone, which is not supported with compressed KV: remove it"
             )
         groups.append(PoolPlanes([[layer] for layer in rows.kv_buffer], 1))
-    return groups, f", {kvcache.pd_kv_layout()}, states in {str(states[0].kv_score_buffer.kv_score.dtype)[6:]}"
+    return groups, f", {kvcache.pd_kv_layout()}, states in {dtype_name(states[0].kv_score_buffer.kv_score)}"
 
 
 def _layers_of_four(kvcache: Any) -> list[int]:
@@ -247,6 +249,8 @@ def front_of(kvcache: Any, page_size: int, drafts: Sequence[Any] = ()) -> list[P
     draft's KV is there by then, though SGLang has nothing wait for it. Raises ConfigError as `layer_planes` does.
     """
     front = list[PoolPlanes]()
+    if is_compressed(kvcache):
+        drafts = ()  # they keep rows of the last tokens alone, which lie in the window
     for pool in (*drafts, kvcache):
         if pool is not kvcache:
             front.append(PoolPlanes(layer_planes(pool, "draft"), page_size))

@@ -45,10 +45,7 @@ def open_pool(params: Any, codec: str, forward_stream: Any = None) -> DevicePool
         _check_graphs()
     states, window = state_layers(params), window_pool(params)
     drafts = draft_pools(params)
-    # What drafts for compressed KV keeps rows of the last tokens alone: they lie in the window.
-    in_pages = () if is_compressed(kvcache) else drafts
-    pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, in_pages)
-    pool.drafts = bool(drafts)
+    pool = open_device_pool(attention_pool(kvcache), params.page_size, codec, drafts)
     if states and window is not None:
         raise ConfigError(
             "--enable-swift-tiers: the model keeps states and KV of windows beside each other, which is not "
@@ -88,8 +85,6 @@ def _check_graphs() -> None:
 def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequence[Any] = ()) -> DevicePool:
     """The pool behind SGLang's `kvcache` and those of models that draft, of which pages are kept in `codec`; empty: as
     they are. Raises ConfigError if it is of a kind that is not supported."""
-    if is_compressed(kvcache):
-        check_compressed(kvcache, page_size)
     layers, front = layer_planes(kvcache), front_of(kvcache, page_size, drafts)
     pool = _open(kvcache, layers, page_size, codec, front)
     pool.drafts = bool(drafts)
@@ -100,7 +95,7 @@ def open_device_pool(kvcache: Any, page_size: int, codec: str = "", drafts: Sequ
             " and ".join(
                 what
                 for what, is_there in (
-                    ("a draft's KV", drafts),
+                    ("a draft's KV", drafts and not is_compressed(kvcache)),
                     ("an index", index_planes(kvcache)),
                     ("rows of 128 tokens", is_compressed(kvcache)),
                 )
@@ -138,9 +133,9 @@ def _open(
     from .shared_pool import BlockMajorKVPool
 
     device = layers[0][0].device.type
-    rows = 1 if is_compressed(kvcache) else page_size
+    rows = 1 if is_compressed(kvcache) else 0
     if codec and device == "cpu":
-        return EncodedPool(layers, page_size, codec, front, rows)
+        return EncodedPool(layers, page_size, codec, front)
     if isinstance(kvcache, BlockMajorKVPool):
         return BlockMajorPool(layers, page_size, kvcache.table)
     if device not in ("cpu", "cuda"):

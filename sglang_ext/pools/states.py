@@ -72,7 +72,7 @@ class StatePool:
         cls, states: Sequence[Sequence[torch.Tensor]], page_bytes: int, accelerator: Accelerator | None = None
     ) -> StatePool:
         """`states`: of each kind (recurrent, convolution) the tensor of each layer, `[slots, ...]`."""
-        kinds = ", ".join(f"{_name_of(kind[0])} {tuple(kind[0].shape[1:])}" for kind in states)
+        kinds = ", ".join(f"{dtype_name(kind[0])} {tuple(kind[0].shape[1:])}" for kind in states)
         groups = [PoolPlanes([[layer] for layer in layers], 1) for layers in states]
         return cls(groups, page_bytes, accelerator, kinds=kinds)
 
@@ -90,7 +90,9 @@ class StatePool:
         """`windows`: the pool of the layers with a sliding window, in pages of `page_size` tokens, as all others, and
         what else lies in these pages; `tokens`: of which SGLang keeps them; `kinds`: what else tells them apart."""
         one = windows[0].flat[0]
-        known = f"{windows[0].layers} layers of the last {tokens} tokens, {_name_of(one)} {tuple(one.shape[1:])}{kinds}"
+        known = (
+            f"{windows[0].layers} layers of the last {tokens} tokens, {dtype_name(one)} {tuple(one.shape[1:])}{kinds}"
+        )
         parts = -(-tokens // page_size)
         return cls(windows, page_bytes, accelerator, parts=parts, slot_tokens=page_size, windows=True, kinds=known)
 
@@ -153,7 +155,7 @@ def copy_rows(source: np.ndarray, sources: Iterable[int], target: np.ndarray, ta
         target[other] = source[one]
 
 
-def _name_of(tensor: torch.Tensor) -> str:
+def dtype_name(tensor: torch.Tensor) -> str:
     """Of its dtype."""
     return str(tensor.dtype).removeprefix("torch.")
 

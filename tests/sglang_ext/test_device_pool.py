@@ -189,10 +189,10 @@ def rows_in_host_memory() -> Any:
     ],
 )
 def test_compressed_kv_that_is_kept_otherwise_is_refused(change: Any, what: str) -> None:
-    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+    from swift_tiers.sglang_ext.pools.kept import check_compressed
 
     with pytest.raises(ConfigError, match=f"SGLang keeps rows {what}, which is not supported .* remove [Sta-]"):
-        open_device_pool(compressed_pool(**change()), 256)
+        check_compressed(compressed_pool(**change()), 256)
 
 
 def test_breakable_graphs_of_prompts_are_refused_with_compressed_kv(monkeypatch: Any) -> None:

@@ -229,13 +229,13 @@ def check(stack: TierStack) -> None:
         units = sum(len(placement_of(stack, page)) for page in pages)
         assert ssd.places.spared == sum(ssd.stripes.units(page.length) for page in pages) - units
         # What is asked of a device that went out is told before it has answered all of it: until then slots are held.
-        wait_until(lambda: units_in_use(ssd) == units, "stripe units leaked", stack)
+        wait_until(lambda: _units_in_use(ssd) == units, "stripe units leaked", stack)
         assert ssd.stripes.writing == (0, 0), "writes that have ended count as under way"
         assert ssd.stripes.reading == 0, "reads that have ended count as under way"
     check_maps(stack)
 
 
-def units_in_use(ssd: SsdTier) -> int:
+def _units_in_use(ssd: SsdTier) -> int:
     return sum(device.used_units for device in ssd.stripes.status().devices)
 
 
