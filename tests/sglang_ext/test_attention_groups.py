@@ -116,7 +116,7 @@ def test_groups_draft_by_a_model(tmp_path):
         expected = plain(answers_of)
     drafting = ["--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", str(mtp)]
     arguments = [*arguments_of(mtp, *with_tiers(tmp_path)), "--attn-dp-size", "2", *drafting]
-    prepare = "support.speculating_on_cpu.install_with_groups"
+    prepare = f"support.speculating_on_cpu.install {PREPARE}"
     with SchedulerRanks(
         2, [*arguments, *speculating_on_cpu.ARGUMENTS], speculating_on_cpu.ENVIRONMENT, prepare, fresh=True
     ) as ranks:

@@ -13,19 +13,19 @@ from support import speculating_on_cpu
 from support.examples import exhaustive
 from support.models import RATIOS, tiny_compressed
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import costs_are_unknown, has_found_its_pages, prompt, quiet
-from support.speculating_on_cpu import drafted
+from support.slow_link import costs_are_unknown, prompt, quiet
+from support.speculating_on_cpu import draft_for
 from support.tiers_of_a_model import (
     ALL,
     ANSWER,
     PLACES,
     QUESTIONS,
-    again,
-    answered_from,
     answers_of,
     arguments_of,
     cached,
+    check_after_a_restart,
     check_place,
+    check_ranks_alike,
     forget,
     leave_in,
     loading_zeros,
@@ -104,13 +104,9 @@ def drafts_from(s, place):
     found = {}
     for name, question in QUESTIONS.items():
         forget(s)
-        if place != "nowhere":
-            s.generate(question, 2)
-            leave_in(s, place)
-        drafted.clear()
-        req = s.add(question, ANSWER)
-        s.run()
-        found[name] = list(req.output_ids)[:ANSWER], list(drafted), s.details(req)
+        s.generate(question, 2)
+        leave_in(s, place)
+        found[name] = draft_for(s, question, ANSWER)
     quiet(s)
     return found
 
@@ -122,12 +118,10 @@ def drafts_over_zeros(s):
     forget(s)
     s.generate(question, 2)
     leave_in(s, "host")
-    drafted.clear()
     with loading_zero_states(states, len(states.groups) - 1):
-        req = s.add(question, ANSWER)
-        s.run()
+        answer, drafts, _ = draft_for(s, question, ANSWER)
     forget(s)
-    return list(req.output_ids)[:ANSWER], list(drafted)
+    return answer, drafts
 
 
 def that_stay(s):
@@ -206,11 +200,7 @@ def test_answers_are_the_same_from_ssd_after_a_restart(tiers, arguments, expecte
     tiers(that_stay)
     tiers.close()
     with SchedulerProcess(arguments, ENVIRONMENT, PREPARE) as restarted:
-        restarted(costs_are_unknown)
-        restarted(has_found_its_pages)
-        for name in ("a question", "in two chunks"):
-            where = {"device": 0, "host": 0, "ssd": cached(QUESTIONS[name], PAGE)}
-            assert restarted(again, name) == (expected[name], where)
+        check_after_a_restart(restarted, expected, PAGE)
 
 
 @pytest.mark.exhaustive
@@ -218,12 +208,7 @@ def test_ranks_answer_as_one_does(model, tmp_path, expected):
     """Each has all rows."""
     arguments = arguments_with(model, *with_tiers(tmp_path))
     with SchedulerRanks(2, arguments, ENVIRONMENT, PREPARE) as ranks:
-        ranks(costs_are_unknown)
-        for place in PLACES:
-            for found in ranks(answered_from, place):
-                for name, (answer, details) in found.items():
-                    assert answer == expected[name], (place, name)
-                    assert details[place] == sum(details.values()) == cached(QUESTIONS[name], PAGE)
+        check_ranks_alike(ranks, expected, PAGE)
 
 
 @pytest.mark.exhaustive
@@ -231,7 +216,7 @@ def test_what_drafts_keeps_its_last_tokens_with_the_others(model, tmp_path, expe
     arguments = arguments_with(model, *with_tiers(tmp_path), *speculating_on_cpu.ARGUMENTS)
     # So large a pool of windows that two may wait to be copied: a question has one soon after the other.
     arguments += ["--speculative-algorithm", "EAGLE", "--max-total-tokens", "16384"]
-    with SchedulerProcess(arguments, ENVIRONMENT, f"{PREPARE}_with_drafts", fresh=True) as drafting:
+    with SchedulerProcess(arguments, ENVIRONMENT, f"support.compressed_models.draft {PREPARE}", fresh=True) as drafting:
         drafting(costs_are_unknown)
         _, _, layers = drafting(parts_of_a_page)
         assert layers[3:] == [1]

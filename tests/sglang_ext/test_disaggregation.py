@@ -36,7 +36,7 @@ from support.tiers_of_a_model import (
     with_tiers,
 )
 
-PREPARE = "support.prefill_server.install"
+PREPARE, SPECULATING = "support.prefill_server.install", "support.speculating_on_cpu.install"
 #: Forward passes of other lengths round otherwise.
 NEAR = 1e-4
 
@@ -301,7 +301,9 @@ def drained(s, fails: bool) -> tuple[list[int], bool, list[bool]]:
 
 @pytest.fixture(scope="module")
 def landing(tmp_path_factory, loop):
-    with SchedulerProcess([*landing_arguments(tmp_path_factory), *loop], prepare=f"{PREPARE}_with_landing") as process:
+    with SchedulerProcess(
+        [*landing_arguments(tmp_path_factory), *loop], prepare=f"support.landing_server.prepare {PREPARE}"
+    ) as process:
         yield process
 
 
@@ -340,20 +342,26 @@ def turns_sent_from(s, place: str) -> list[tuple[bool, int]]:
     return found
 
 
+#: How a model is made, and what its server needs: variables, what is called first, arguments.
 KINDS = {
-    "windows": (partial(tiny_gemma, own_pool=True), {}, []),
-    "states": (tiny_hybrid, states_on_cpu.ENVIRONMENT, states_on_cpu.ARGUMENTS),
+    "windows": (partial(tiny_gemma, own_pool=True), {}, "support.windowed_models.register", []),
+    "states": (
+        tiny_hybrid,
+        states_on_cpu.ENVIRONMENT,
+        "support.states_on_cpu.with_states_of_pages",
+        states_on_cpu.ARGUMENTS,
+    ),
 }
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_behind_a_prefix_is_sent_with_it(tmp_path_factory, kind):
-    make, environment, more = KINDS[kind]
+    make, environment, first, more = KINDS[kind]
     asked = arguments(
         make(tmp_path_factory.mktemp(kind)), tmp_path_factory.mktemp("ssd"), *more, "--chunked-prefill-size", "256"
     )
-    with SchedulerProcess(asked, environment, f"{PREPARE}_with_{kind}") as process:
+    with SchedulerProcess(asked, environment, f"{first} {PREPARE}") as process:
         process(costs_are_unknown)
         for place in PLACES:
             for right, tokens in process(turns_sent_from, place):
@@ -377,7 +385,7 @@ def drafting(algorithm, model, directory, *more):
 @pytest.mark.parametrize("algorithm", DRAFTS)
 def test_what_a_draft_keeps_is_sent_with_it(model, tmp_path, algorithm):
     asked = drafting(algorithm, model, tmp_path)
-    with SchedulerProcess(asked, speculating_on_cpu.ENVIRONMENT, f"{PREPARE}_with_drafts", fresh=True) as process:
+    with SchedulerProcess(asked, speculating_on_cpu.ENVIRONMENT, f"{SPECULATING} {PREPARE}", fresh=True) as process:
         process(costs_are_unknown)
         assert not process(sent_over_zeros, "front"), "the draft's rows are not sent: this tests nothing"
         for place in PLACES:
@@ -388,7 +396,8 @@ def test_what_a_draft_keeps_is_sent_with_it(model, tmp_path, algorithm):
 def test_groups_that_draft_send_what_is_theirs(model, tmp_path):
     """As DeepSeek's models are served: latent rows, data-parallel attention and MTP."""
     asked = drafting("NEXTN", model, tmp_path, "--attn-dp-size", "2")
-    with SchedulerRanks(2, asked, speculating_on_cpu.ENVIRONMENT, f"{PREPARE}_with_groups", fresh=True) as ranks:
+    prepare = f"{SPECULATING} support.attention_groups_on_cpu.install support.prefill_server.install_for_groups"
+    with SchedulerRanks(2, asked, speculating_on_cpu.ENVIRONMENT, prepare, fresh=True) as ranks:
         ranks(costs_are_unknown)
         for place in PLACES:
             for mine in ranks(sent_from, place):

@@ -19,7 +19,7 @@ from support.backends_of_gpus import OF_GPUS
 from support.models import tiny_delta, tiny_eagle, tiny_eagle3, tiny_gemma, tiny_hybrid, tiny_latent_mtp, tiny_mtp
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
-from support.speculating_on_cpu import drafted
+from support.speculating_on_cpu import draft_for, drafted
 from support.tiers_of_a_model import (
     ANSWER,
     PAGE,
@@ -60,33 +60,25 @@ class Drafting(NamedTuple):
         return self.beside in ("windows", "deltas", "states")
 
     @property
+    def prepare(self) -> str:
+        """A scheduler's process in which it drafts."""
+        return f"support.speculating_on_cpu.install {BESIDE[self.beside][0]}"
+
+    @property
     def page(self) -> int:
         """Tokens: SGLang gives models with an index no other."""
         return 64 if self.beside == "an index" else PAGE
 
 
-#: How what a served model keeps beside its KV is prepared in a scheduler's process, without and with a draft; and what
-#: its server needs to be told.
+#: How what a served model keeps beside its KV is prepared in a scheduler's process, and its server's arguments.
 BESIDE = {
-    "": (None, "support.speculating_on_cpu.install", []),
-    "windows": (
-        "support.windowed_models.register", "support.speculating_on_cpu.install_with_windows",
-        ["--chunked-prefill-size", "256"],
-    ),
-    "deltas": (
-        "support.delta_on_cpu.with_states_of_pages", "support.speculating_on_cpu.install_with_deltas",
-        states_on_cpu.ARGUMENTS,
-    ),
-    "states": (
-        "support.states_on_cpu.with_states_of_pages", "support.speculating_on_cpu.install_with_states",
-        states_on_cpu.ARGUMENTS,
-    ),
-    "latent rows": (None, "support.speculating_on_cpu.install", []),
-    "an index": (
-        "support.sparse_on_cpu.install", "support.speculating_on_cpu.install_with_index",
-        ["--attention-backend", "swift_cpu"],
-    ),
-}  # fmt: skip
+    "": ("", []),
+    "windows": ("support.windowed_models.register", ["--chunked-prefill-size", "256"]),
+    "deltas": ("support.delta_on_cpu.with_states_of_pages", states_on_cpu.ARGUMENTS),
+    "states": ("support.states_on_cpu.with_states_of_pages", states_on_cpu.ARGUMENTS),
+    "latent rows": ("", []),
+    "an index": ("support.sparse_on_cpu.install", ["--attention-backend", "swift_cpu"]),
+}
 
 
 #: Those whose prefixes SGLang names by pairs of tokens, as EAGLE's, whose rows are wider than the model's, and with a
@@ -137,10 +129,10 @@ def models(kind, tmp_path_factory):
 def without_tiers(kind, models):
     """A server that does not speculate; of keys that are rounded to 8 bits one that does, as some of them are others
     where tokens are computed in batches of another size."""
-    prepare, prepare_with_drafts, more = BESIDE[kind.beside]
+    prepare, more = BESIDE[kind.beside]
     arguments = arguments_of(models[0], *more, page=kind.page)
     if kind.beside == "an index":
-        arguments, prepare = [*arguments, *speculation(kind, models)], prepare_with_drafts
+        arguments, prepare = [*arguments, *speculation(kind, models)], kind.prepare
     with SchedulerProcess(arguments, ENVIRONMENT, prepare=prepare, fresh=True) as plain:
         yield plain
 
@@ -157,14 +149,14 @@ def speculation(kind, models):
 
 
 def arguments_with(kind, models, directory, **changes):
-    arguments = arguments_of(models[0], *with_tiers(directory, **changes), *BESIDE[kind.beside][2], page=kind.page)
+    arguments = arguments_of(models[0], *with_tiers(directory, **changes), *BESIDE[kind.beside][1], page=kind.page)
     return [*arguments, *speculation(kind, models)]
 
 
 @pytest.fixture(scope="module")
 def drafting(kind, models, tmp_path_factory):
     arguments = arguments_with(kind, models, tmp_path_factory.mktemp("ssd"))
-    with SchedulerProcess(arguments, ENVIRONMENT, prepare=BESIDE[kind.beside][1], fresh=True) as process:
+    with SchedulerProcess(arguments, ENVIRONMENT, kind.prepare, fresh=True) as process:
         process(costs_are_unknown)
         yield process
 
@@ -193,14 +185,8 @@ def drafts_from(s, place):
             question = [*question, *answer, *prompt(95, 20)]
         else:
             s.generate(question, ANSWER)
-        if place == "nowhere":
-            forget(s)
-        else:
-            leave_in(s, place)
-        drafted.clear()
-        req = s.add(question, ANSWER)
-        s.run()
-        found[name] = list(req.output_ids)[:ANSWER], list(drafted), s.details(req)
+        leave_in(s, place)
+        found[name] = draft_for(s, question, ANSWER)
     quiet(s)
     return found
 
@@ -282,7 +268,7 @@ def test_nothing_is_computed_while_pages_come_up(drafting, kind):
 def test_conversations_go_on_as_ever_whatever_is_forgotten(kind, models, without_tiers, tmp_path):
     arguments = arguments_with(kind, models, tmp_path, host={"size": "640KiB"})
     talked = without_tiers(conversations, 1, TURNS, False)[0]
-    with SchedulerProcess(arguments, ENVIRONMENT, prepare=BESIDE[kind.beside][1], fresh=True) as process:
+    with SchedulerProcess(arguments, ENVIRONMENT, kind.prepare, fresh=True) as process:
         check_conversations(process, talked, 1, TURNS)
 
 
@@ -290,7 +276,7 @@ def test_conversations_go_on_as_ever_whatever_is_forgotten(kind, models, without
 def test_ranks_draft_the_same_behind_a_prefix_from_a_tier(kind, models, tmp_path):
     """Each has its heads' part of the draft's rows."""
     arguments = arguments_with(kind, models, tmp_path)
-    with SchedulerRanks(2, arguments, ENVIRONMENT, BESIDE[kind.beside][1], fresh=True) as ranks:
+    with SchedulerRanks(2, arguments, ENVIRONMENT, kind.prepare, fresh=True) as ranks:
         ranks(costs_are_unknown)
         computed = ranks(drafts_from, "nowhere")
         for place in ("host", "ssd"):
@@ -311,17 +297,10 @@ def turn_behind_an_answer(s, question, place):
     drafted.clear()
     answer = s.generate(question, SHORT_ANSWER)[:SHORT_ANSWER]
     batches = len(drafted)
-    if place == "nowhere":
-        forget(s)
-    else:
-        s.settle()
-        leave_in(s, place)
-    drafted.clear()
-    req = s.add([*question, *answer, *prompt(96, 10)], 4)
-    s.run()
-    found = list(req.output_ids)[:4], list(drafted)
+    leave_in(s, place)
+    *found, details = draft_for(s, [*question, *answer, *prompt(96, 10)], 4)
     quiet(s)
-    return answer, batches, found, s.details(req)
+    return answer, batches, found, details
 
 
 @pytest.mark.exhaustive

@@ -10,18 +10,16 @@ import pytest
 
 from support.models import tiny_sparse
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import costs_are_unknown, has_found_its_pages
+from support.slow_link import costs_are_unknown
 from support.tiers_of_a_model import (
     PLACES,
-    QUESTIONS,
-    again,
-    answered_from,
     answered_over_zeros,
     answers_of,
     arguments_of,
-    cached,
+    check_after_a_restart,
     check_meeting,
     check_place,
+    check_ranks_alike,
     why_not_layer_by_layer,
     with_tiers,
 )
@@ -97,20 +95,11 @@ def test_answers_are_the_same_from_every_tier(tiers, expected, place):
 def test_answers_are_the_same_from_ssd_after_a_restart(tiers, arguments, expected):
     tiers.close()
     with SchedulerProcess(arguments, prepare=PREPARE) as restarted:
-        restarted(costs_are_unknown)
-        restarted(has_found_its_pages)
-        for name in ("a question", "in two chunks"):
-            where = {"device": 0, "host": 0, "ssd": cached(QUESTIONS[name], PAGE)}
-            assert restarted(again, name) == (expected[name], where)
+        check_after_a_restart(restarted, expected, PAGE)
 
 
 @pytest.mark.exhaustive
 def test_ranks_answer_as_one_does(model, tmp_path, expected):
     """Each has all of the latent rows and of the index, and its heads of what is computed from them."""
     with SchedulerRanks(2, arguments_with(model, *with_tiers(tmp_path)), prepare=PREPARE) as ranks:
-        ranks(costs_are_unknown)
-        for place in PLACES:
-            for found in ranks(answered_from, place):
-                for name, (answer, details) in found.items():
-                    assert answer == expected[name], (place, name)
-                    assert details[place] == sum(details.values()) == cached(QUESTIONS[name], PAGE)
+        check_ranks_alike(ranks, expected, PAGE)

@@ -128,7 +128,7 @@ class ForkedServer(Server):
 
     patience = 120.0
     log_lines = 200  # what a rank wrote that failed is followed by what others wrote that it took along
-    prepare = ""  # a function that is called in it before anything else, by its dotted path
+    prepare = ""  # functions that are called in it before anything else, see `call_by_path`
 
     def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> Forked:  # type: ignore[override]
         ours, theirs = CONTEXT.Pipe()
@@ -194,10 +194,11 @@ def _fork_from_here_on() -> None:
     multiprocessing.set_start_method = lambda *_, **__: None
 
 
-def call_by_path(path: str) -> None:
-    """Call the function that is named by its dotted path."""
-    module, name = path.rsplit(".", 1)
-    getattr(importlib.import_module(module), name)()
+def call_by_path(paths: str) -> None:
+    """Call functions that are named by their dotted paths, with blanks between them, one after the other."""
+    for path in paths.split():
+        module, name = path.rsplit(".", 1)
+        getattr(importlib.import_module(module), name)()
 
 
 def _launch(
@@ -219,7 +220,6 @@ def _launch(
     ready.send(None)
     ready.close()
     _fork_from_here_on()
-    if prepare:
-        call_by_path(prepare)
+    call_by_path(prepare)
     sys.argv = ["sglang.launch_server", *arguments]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

@@ -62,8 +62,8 @@ class _Event:
     def record(self, *_: Any) -> None: ...
 
 
-def install(run_until: Callable[..., None] | None = None) -> None:
-    """To be called before the scheduler is made, in its process. `run_until`: what takes the place of its `run`."""
+def install(run_instead: Callable[..., None] | None = None) -> None:
+    """To be called before the scheduler is made, in its process. `run_instead`: of its `run`."""
     import torch
     from sglang.srt.disaggregation import prefill
     from sglang.srt.disaggregation.base.conn import KVPoll
@@ -155,45 +155,15 @@ def install(run_until: Callable[..., None] | None = None) -> None:
         )
         return next(req for req in under_way(self) if req.bootstrap_room == room)
 
-    StepScheduler.step, StepScheduler.run = step, run_until or run  # type: ignore[method-assign]
+    StepScheduler.step, StepScheduler.run = step, run_instead or run  # type: ignore[method-assign]
     StepScheduler.add = add_with_room  # type: ignore[method-assign]
 
 
-def install_with_landing() -> None:
-    from . import landing_server
+def install_for_groups() -> None:
+    """As `install`, of ranks in groups that have requests of their own: a step of one is one of all."""
+    from .attention_groups_on_cpu import run_together
 
-    landing_server.prepare()
-    install()
-
-
-def install_with_windows() -> None:
-    from . import windowed_models
-
-    windowed_models.register()
-    install()
-
-
-def install_with_states() -> None:
-    from . import states_on_cpu
-
-    states_on_cpu.with_states_of_pages()
-    install()
-
-
-def install_with_drafts() -> None:
-    from . import speculating_on_cpu
-
-    speculating_on_cpu.install()
-    install()
-
-
-def install_with_groups() -> None:
-    """Of ranks in groups that have requests of their own, with drafts: a step of one is one of all."""
-    from . import attention_groups_on_cpu, speculating_on_cpu
-
-    speculating_on_cpu.install_with_groups()
-    together = attention_groups_on_cpu.run_together(lambda self: not under_way(self))
-    install(together)
+    install(run_together(lambda self: not under_way(self)))
 
 
 def under_way(s: Any) -> list[Any]:

@@ -36,8 +36,7 @@ def _serve(
     try:
         from swift_tiers.ops.lab.torture.ranks.scheduler import StepScheduler
 
-        if prepare:
-            call_by_path(prepare)
+        call_by_path(prepare)
         from .router import listening
 
         scheduler = StepScheduler(listening(arguments), rank or 0, resolved)
@@ -104,8 +103,8 @@ def _assert_watched(scheduler: Any) -> None:
 
 
 class SchedulerProcess:
-    """Start with SGLang's arguments; use as a context manager. `prepare`: a function that is called there before
-    anything else, by its dotted path. `rank`: of several, which are made at once by `SchedulerRanks`. `fresh`: it
+    """Start with SGLang's arguments; use as a context manager. `prepare`: functions that are called there before
+    anything else, see `call_by_path`. `rank`: of several, which are made at once by `SchedulerRanks`. `fresh`: it
     imports SGLang itself, since `prepare` changes what SGLang's modules take from each other."""
 
     def __init__(

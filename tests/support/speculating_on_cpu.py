@@ -72,52 +72,19 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def install_with_windows() -> None:
-    """As `install`, of models of whose layers some have a window."""
-    install()
-    from . import windowed_models
-
-    windowed_models.register()
-
-
-def install_with_states() -> None:
-    """As `install`, of models of whose layers some keep a state."""
-    install()
-    from . import states_on_cpu
-
-    states_on_cpu.with_states_of_pages()
-
-
-def install_with_deltas() -> None:
-    """As `install`, of models of whose layers some are gated delta nets."""
-    install()
-    from . import delta_on_cpu
-
-    delta_on_cpu.with_states_of_pages()
-
-
-def install_with_index() -> None:
-    """As `install`, of models whose layers have an index of the tokens that they attend to."""
-    install()
-    from . import sparse_on_cpu
-
-    sparse_on_cpu.install()
-
-
-def install_with_groups() -> None:
-    """As `install`, of ranks in groups that have requests of their own."""
-    install()
-    from . import attention_groups_on_cpu
-
-    attention_groups_on_cpu.install()
+def draft_for(s: Any, question: list[int], tokens: int) -> tuple[list[int], list[list[int]], dict[str, int]]:
+    """In the scheduler's process: the first `tokens` of the answer, what was drafted for it, and where its prefix came
+    from."""
+    drafted.clear()
+    req = s.add(question, tokens)
+    s.run()
+    return list(req.output_ids)[:tokens], list(drafted), s.details(req)
 
 
 def install() -> None:
     """To be called before the scheduler is made, in its process."""
     install_beside_attention()
     attend_from_drafts()
-    from sglang.srt.speculative.draft_utils import DraftBackendFactory
-
     from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
 
     class DraftingBackend(CpuAttentionBackend):
@@ -136,11 +103,17 @@ def install() -> None:
             step = _once(batch, f"step_{self._before}", make)
             return super().forward_decode(q, k, v, layer, step, save_kv_cache, **more)
 
-    class DraftingBackends:
-        """Of the steps after the first one, which is a part of the forward before."""
+    draft_with(DraftingBackend, CpuAttentionBackend)
 
+
+def draft_with(step: Callable[[Any, int], Any], extend: Callable[[Any], Any]) -> None:
+    """Backends of models that draft. `step`: of the runner, and of one of the steps after the first one, which is a
+    part of the forward before; `extend`: of the runner, of rows for what has been verified."""
+    from sglang.srt.speculative.draft_utils import DraftBackendFactory
+
+    class DraftingBackends:
         def __init__(self, runner: Any, steps: int) -> None:
-            self.attn_backends = [DraftingBackend(runner, before) for before in range(steps - 1)]
+            self.attn_backends = [step(runner, before) for before in range(steps - 1)]
 
         def init_forward_metadata(self, batch: Any) -> None:
             for backend in self.attn_backends:
@@ -149,7 +122,7 @@ def install() -> None:
     DraftBackendFactory.create_decode_backend = lambda self: DraftingBackends(
         self.draft_model_runner, self.speculative_num_steps
     )
-    DraftBackendFactory.create_draft_extend_backend = lambda self: CpuAttentionBackend(self.draft_model_runner)
+    DraftBackendFactory.create_draft_extend_backend = lambda self: extend(self.draft_model_runner)
 
 
 def install_beside_attention() -> None:

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.slow_link import Link, costs_are_unknown, extends, prompt, quiet, to_ssd
+from support.slow_link import Link, costs_are_unknown, extends, has_found_its_pages, prompt, quiet, to_ssd
+
+#: Of each question the answer, and where its prefix came from.
+Answers = dict[str, tuple[list[int], dict[str, int]]]
 
 PAGE = 16
 DEVICE_TOKENS = 4096
@@ -78,15 +81,17 @@ def forget(s) -> None:
 
 
 def leave_in(s, place: str) -> None:
-    """What has been computed, in that tier alone."""
-    if place != "device":
+    """What has been computed, in that tier alone, or nowhere."""
+    if place == "nowhere":
+        forget(s)
+    elif place != "device":
         s.empty_device()
     if place == "ssd":
         s.linker.stack.flush("memory")
 
 
-def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
-    """Each question's answer, and where its prefix came from, where all of it is in one tier at most."""
+def answered_from(s, place: str) -> Answers:
+    """Each question, where all of it is in one tier at most."""
     found = {}
     for name, question in QUESTIONS.items():
         s.generate(question, ANSWER)
@@ -178,7 +183,28 @@ def check_meeting(process: Any, pages_a_step: int, page: int = PAGE) -> None:
 
 def check_place(process: Any, place: str, expected: dict[str, list[int]], page: int = PAGE) -> None:
     """Every question is answered as expected where its prefix is in that tier, and from there alone."""
-    for name, (answer, details) in process(answered_from, place).items():
+    _check_answers(process(answered_from, place), place, expected, page)
+
+
+def check_ranks_alike(ranks: Any, expected: dict[str, list[int]], page: int = PAGE) -> None:
+    """On each, from every tier."""
+    ranks(costs_are_unknown)
+    for place in PLACES:
+        for found in ranks(answered_from, place):
+            _check_answers(found, place, expected, page)
+
+
+def check_after_a_restart(process: Any, expected: dict[str, list[int]], page: int = PAGE) -> None:
+    """A server that has begun anew over the files of the one before, which has kept all questions."""
+    process(costs_are_unknown)
+    process(has_found_its_pages)
+    for name in ("a question", "in two chunks"):
+        where = {"device": 0, "host": 0, "ssd": cached(QUESTIONS[name], page)}
+        assert process(again, name) == (expected[name], where)
+
+
+def _check_answers(found: Answers, place: str, expected: dict[str, list[int]], page: int) -> None:
+    for name, (answer, details) in found.items():
         assert answer == expected[name], (place, name)
         assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name], page)}, (
             place,

@@ -31,22 +31,14 @@ def register() -> None:
     ATTENTION_BACKENDS["dsv4"] = Nothing
 
 
-def register_with_drafts() -> None:
-    """As `register`; and a layer more predicts further tokens."""
+def draft() -> None:
+    """Before `register`: a layer more predicts further tokens."""
     from support import speculating_on_cpu
 
     speculating_on_cpu.install_beside_attention()
-    register()
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-    from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
-    class Steps:
-        """Of the steps after the first one, which is a part of the forward before."""
+    def backend(runner: Any, *_: int) -> Any:
+        return ATTENTION_BACKENDS["dsv4"](runner)
 
-        def __init__(self, runner: Any, steps: int) -> None:
-            self.attn_backends = [ATTENTION_BACKENDS["dsv4"](runner) for _ in range(steps - 1)]
-
-        def init_forward_metadata(self, *_: object) -> None: ...
-
-    DraftBackendFactory.create_decode_backend = lambda self: Steps(self.draft_model_runner, self.speculative_num_steps)
-    DraftBackendFactory.create_draft_extend_backend = lambda self: ATTENTION_BACKENDS["dsv4"](self.draft_model_runner)
+    speculating_on_cpu.draft_with(backend, backend)
