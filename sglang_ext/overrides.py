@@ -179,6 +179,9 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(f"{counter}.complete", ("self", "index", "layer"), dies),
         Override(f"{counter}.fail", ("self", "index", "error"), dies),
         Override(f"{counter}.wait_until", ("self", "threshold"), dies),
+        Override(
+            f"{counter}.set_consumer", ("self", "index"), "have states before a graph that waits for none of them"
+        ),
         Override(f"{counter}.finish", ("self", "index"), dies),
         Override(f"{counter}.reset", ("self",), dies),
         *(

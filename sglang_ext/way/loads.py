@@ -36,8 +36,11 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
     launches the forward goes on.
     """
 
-    def __init__(self, num_layers: int, alive: Callable[[], bool], runner: Runner) -> None:
+    def __init__(self, num_layers: int, first: int, alive: Callable[[], bool], runner: Runner) -> None:
+        """`first`: so many layers have states, and no KV, in front of all others. They are waited for before a forward
+        begins: SGLang captures those of some models in a graph, which asks for nothing when it is replayed."""
         super().__init__(num_layers)
+        self._first = first
         self._alive = alive
         self._changed = runner.condition()  # some future is done
         self._over: dict[int, Future[None]] = {}
@@ -67,6 +70,11 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
             if over is not None and not over.done():
                 over.set_exception(error)
             self._changed.notify_all()
+
+    def set_consumer(self, index: int) -> None:
+        super().set_consumer(index)
+        if self._first:
+            self.wait_until(self._first - 1)
 
     def wait_until(self, threshold: int) -> None:
         futures = self.futures.get(self.consumer_index)
@@ -155,7 +163,8 @@ class Loader:
         self._jobs = self._runner.queue()  # of batches (index, loads, events), of layers, and None at the end
         #: Rows of the pool that are to be copied to, by the index of a batch, or less than 0 for layers.
         self._under_way: dict[int, list[OnTheWay]] = {}
-        self.counter = WatchedLoadCounter(pool.model_layers, lambda: self._thread.is_alive(), self._runner)
+        first = len(pool.begin_with) if pool.states is not None and not pool.states.windows else 0
+        self.counter = WatchedLoadCounter(pool.model_layers, first, lambda: self._thread.is_alive(), self._runner)
         self._thread = self._spawn()
 
     # ---- the scheduler's thread ----

@@ -1,4 +1,5 @@
-"""A model some of whose layers are gated delta nets (Qwen3.5) in SGLang's real scheduler, over the tiers.
+"""Models some of whose layers are gated delta nets in SGLang's real scheduler, over the tiers: Qwen3.5, and
+Kimi-Linear, whose other layers have latent attention.
 
 What `test_hybrid.py` asks of a model with Mamba 2, of the layers that most deployed models with states have. SGLang has
 no kernels for them on a CPU: see `support.delta_on_cpu` for what stands in their place.
@@ -6,10 +7,14 @@ no kernels for them on a CPU: see `support.delta_on_cpu` for what stands in thei
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 
 from support import states_on_cpu
-from support.models import reference_answer, tiny_delta
+from support.models import reference_answer, tiny_delta, tiny_kimi
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown, prompt
 from support.tiers_of_a_model import PLACES, arguments_of, with_tiers
@@ -21,15 +26,27 @@ from support.turns import (
     check_turns,
     check_turns_at_once,
     conversations,
+    turn_in_a_graph,
     turn_over_zeros,
     turns_from,
     turns_that_stay,
 )
 
-PREPARE, ENVIRONMENT = "support.delta_on_cpu.with_states_of_pages", states_on_cpu.ENVIRONMENT
+ENVIRONMENT = states_on_cpu.ENVIRONMENT
 TURNS = 14
 #: What a state is made of.
 KINDS = ("recurrent", "convolution")
+
+
+class Kind(NamedTuple):
+    model: Callable[[Path], Path]
+    prepare: str
+
+
+MODELS = {
+    "Qwen3.5": Kind(tiny_delta, "support.delta_on_cpu.with_states_of_pages"),
+    "Kimi-Linear": Kind(tiny_kimi, "support.delta_on_cpu.of_kimi"),
+}
 
 
 def an_answer(s):
@@ -38,9 +55,17 @@ def an_answer(s):
     return asked, s.generate(asked, 8)
 
 
+@pytest.fixture(
+    scope="module",
+    params=[name if name == "Qwen3.5" else pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS],
+)
+def kind(request):
+    return MODELS[request.param]
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_delta(tmp_path_factory.mktemp("delta"))
+def model(kind, tmp_path_factory):
+    return kind.model(tmp_path_factory.mktemp("model"))
 
 
 def arguments_with(model, *more):
@@ -54,8 +79,8 @@ def arguments(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tiers(arguments):
-    with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as process:
+def tiers(kind, arguments):
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=kind.prepare) as process:
         process(costs_are_unknown)
         yield process
 
@@ -86,6 +111,10 @@ def test_answers_depend_on_what_is_loaded(tiers, expected, part):
     )
 
 
+def test_a_graph_that_asks_for_no_layer_has_the_state(tiers, expected):
+    assert tiers(turn_in_a_graph) == expected["in one chunk"]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fails", [False, True], ids=["served", "one load fails"])
 def test_turns_that_come_at_once_are_answered_as_ever_or_not_at_all(tiers, expected, fails):
@@ -99,25 +128,25 @@ def test_what_prompts_have_in_common_comes_back(tiers, place):
 
 
 @pytest.mark.exhaustive
-def test_conversations_go_on_as_ever_whatever_is_forgotten(model, tmp_path):
-    with SchedulerProcess(arguments_with(model), ENVIRONMENT, prepare=PREPARE) as plain:
+def test_conversations_go_on_as_ever_whatever_is_forgotten(kind, model, tmp_path):
+    with SchedulerProcess(arguments_with(model), ENVIRONMENT, prepare=kind.prepare) as plain:
         talked = plain(conversations, 2, TURNS, False)[0]
     arguments = arguments_with(model, *with_tiers(tmp_path, host={"size": "448KiB"}))
-    with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as process:
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=kind.prepare) as process:
         check_conversations(process, talked, 2, TURNS)
 
 
 @pytest.mark.exhaustive
-def test_turns_are_answered_as_ever_from_ssd_after_a_restart(tiers, arguments, expected):
+def test_turns_are_answered_as_ever_from_ssd_after_a_restart(kind, tiers, arguments, expected):
     turns = tiers(turns_that_stay)
     tiers.close()
-    with SchedulerProcess(arguments, ENVIRONMENT, prepare=PREPARE) as restarted:
+    with SchedulerProcess(arguments, ENVIRONMENT, prepare=kind.prepare) as restarted:
         check_restarted(restarted, turns, expected)
 
 
 @pytest.mark.exhaustive
-def test_ranks_restore_what_each_of_them_has(model, tmp_path, expected):
+def test_ranks_restore_what_each_of_them_has(kind, model, tmp_path, expected):
     """Each keeps its heads' part of a state, and they agree on a length that each has a state behind."""
     arguments = arguments_with(model, *with_tiers(tmp_path))
-    with SchedulerRanks(2, arguments, ENVIRONMENT, PREPARE) as ranks:
+    with SchedulerRanks(2, arguments, ENVIRONMENT, kind.prepare) as ranks:
         check_ranks(ranks, expected)

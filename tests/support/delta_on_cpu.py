@@ -1,5 +1,5 @@
-"""Gated delta nets (Qwen3.5, Qwen3-Next) on the portable CPU platform, which has no kernels for them, so that tests see
-what lies around them.
+"""Gated delta nets (Qwen3.5, Qwen3-Next), and those of Kimi's that forget each key at its own pace, on the portable CPU
+platform, which has no kernels for them, so that tests see what lies around them.
 
 As `states_on_cpu` does it for Mamba 2, with its convolutions: a token at a time, in plain torch.
 """
@@ -34,6 +34,22 @@ def with_states_of_pages() -> None:
     kernels.fused_sigmoid_gating_delta_rule_update = fused_sigmoid_gating_delta_rule_update
 
 
+def of_kimi() -> None:
+    """As `with_states_of_pages`, for Kimi-Linear."""
+    states_on_cpu.with_states_of_pages()
+    import sglang.kernels.ops.attention.fla.fused_norm_gate as norms
+    import sglang.srt.layers.attention.linear.kda_backend as backend
+    import sglang.srt.layers.attention.linear.kernels.kda_triton as kernels
+
+    norms.rms_norm_gated = lambda x, gate, weight, bias, activation, *, eps, **_: rms_norm_gated(
+        x=x, weight=weight, z=gate, eps=eps, activation=activation
+    )
+    backend.causal_conv1d_fn = states_on_cpu.causal_conv1d_fn
+    backend.causal_conv1d_update = states_on_cpu.causal_conv1d_update
+    kernels.chunk_kda = chunk_kda
+    kernels.fused_recurrent_kda_packed_decode = packed_decode
+
+
 def rms_norm_gated(
     *, x: torch.Tensor, weight: torch.Tensor, z: torch.Tensor, eps: float, activation: str, **_: Any
 ) -> torch.Tensor:
@@ -44,8 +60,10 @@ def rms_norm_gated(
 def gates(
     a_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each head forgets of its state, as a logarithm, and how much it learns: `[1, tokens, heads]`."""
-    forgets = -torch.exp(a_log.float()) * functional.softplus(a.float() + dt_bias.float())
+    """What each head forgets of its state, as a logarithm, and how much it learns: `[1, tokens, heads]`. `a`:
+    `[tokens, heads]`, or of each key, `[tokens, heads, keys]`."""
+    rates = torch.exp(a_log.float()).view(-1, *[1] * (a.dim() - 2))
+    forgets = -rates * functional.softplus(a.float() + dt_bias.float().view(a.shape[1:]))
     return forgets[None], torch.sigmoid(b.float())[None]
 
 
@@ -59,7 +77,7 @@ def _step(
     """One token further: `state` is `[heads, values, keys]`; the state after it, and what is seen in it."""
     each = len(v) // len(k)
     q, k = (_unit(m.float()).repeat_interleave(each, 0) for m in (q, k))
-    state = state * torch.exp(forgets)[:, None, None]
+    state = state * torch.exp(forgets).view(len(v), 1, -1)
     differs = (v.float() - (state * k[:, None]).sum(-1)) * learns[:, None]
     state = state + differs[:, :, None] * k[:, None]
     return state, (state * q[:, None]).sum(-1) * q.shape[-1] ** -0.5
@@ -90,6 +108,35 @@ def chunk_gated_delta_rule(
             out[0, token] = seen.to(out.dtype)
         initial_state[slot] = state.to(initial_state.dtype)
     return out, None, torch.stack(before)[None].to(v.dtype)
+
+
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    track_state: torch.Tensor | None,
+    track_chunk_idx: torch.Tensor | None,
+    output_intermediate_states: bool,
+    **states: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """As `chunk_gated_delta_rule`; `track_state`, `[prompts, heads, values, keys]`, takes the state before the chunk of
+    each prompt that `track_chunk_idx` names."""
+    forgets, learns = gates(A_log, g[0], beta[0], dt_bias)
+    out, _, before = chunk_gated_delta_rule(q, k, v, forgets, learns, cu_seqlens=cu_seqlens, **states)
+    if track_state is not None and track_chunk_idx is not None:
+        chunks = -(-cu_seqlens.diff() // CHUNK)
+        for row, (first, chunk) in enumerate(
+            zip((chunks.cumsum(0) - chunks).tolist(), track_chunk_idx.tolist(), strict=True)
+        ):
+            if 0 <= chunk < chunks[row]:
+                track_state[row] = before[0, first + chunk]
+    return (out, before) if output_intermediate_states else out
 
 
 def packed_decode(
@@ -144,7 +191,9 @@ def fused_sigmoid_gating_delta_rule_update(
     would be behind each is left in `intermediate_states_buffer`, `[rows, drafts, heads, values, keys]`."""
     out = torch.empty_like(v) if out is None else out
     heads = v.shape[2]
-    forgets, learns = gates(A_log, a.reshape(-1, heads), b.reshape(-1, heads), dt_bias)
+    of_each = dt_bias.numel() // heads  # one, or as many as keys
+    a = a.reshape(-1, heads, of_each) if of_each > 1 else a.reshape(-1, heads)
+    forgets, learns = gates(A_log, a, b.reshape(-1, heads), dt_bias)
     for row, (begin, end) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
         slot = int(initial_state_indices[row])
         state = initial_state_source[slot].float()

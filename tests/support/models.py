@@ -181,6 +181,49 @@ def tiny_delta(directory: Path, *, seed: int = 0) -> Path:
     return _configure(directory, full_attention_interval=2)
 
 
+def tiny_kimi(directory: Path, *, seed: int = 0) -> Path:
+    """A Kimi-Linear of four dense layers: every second one has latent attention, and a delta net's state otherwise."""
+    from safetensors.torch import load_file
+    from transformers import KimiLinearConfig, KimiLinearForCausalLM
+
+    heads, dim = 4, 16
+
+    def build(**special_ids: int) -> Any:
+        config = KimiLinearConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            layer_types=["linear_attention", "full_attention"] * 2,
+            mlp_layer_types=["dense"] * 4,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            kv_lora_rank=32,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+            linear_num_heads=heads,
+            linear_head_dim=dim,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        return KimiLinearForCausalLM(config)
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    weights = load_file(directory / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("A_log"):
+            # States forget slowly, or none would depend on what was more than a few tokens before.
+            weight -= math.log(50)
+    _save({name.replace("block_sparse_moe", "mlp"): weight for name, weight in weights.items()}, directory)
+    linear = {"kda_layers": [1, 3], "full_attn_layers": [2, 4], "num_heads": heads, "head_dim": dim}
+    return _configure(
+        directory, num_experts=None, mla_use_nope=True, linear_attn_config={**linear, "short_conv_kernel_size": 4}
+    )
+
+
 def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
     import torch

@@ -72,6 +72,27 @@ def turn_over_zeros(s, part):
     return list(req.output_ids)
 
 
+def turn_in_a_graph(s):
+    """The answer to a turn where SGLang has captured the layers that keep states in a graph, which asks for none of
+    them: a state is copied once somebody has asked for a layer, or a model has read one."""
+    pools, counter, states = s.scheduler.req_to_token_pool, s.linker.loader.counter, s.linker.pool.states
+    begun, wait_until, copy_in = threading.Event(), counter.wait_until, states.copy_in
+    forget(s)
+    turn = turn_after(s, "in one chunk")
+    leave_in(s, "host")
+    counter.wait_until = lambda layer: (begun.set(), wait_until(layer))[1]
+    pools.mamba2_layer_index = lambda layer: (begun.set(), pools.mamba_map[layer])[1]
+    states.copy_in = lambda *parts: (begun.wait(), copy_in(*parts))[1]
+    try:
+        req = s.add(turn, ANSWER)
+        s.run()
+    finally:
+        begun.set()
+        del counter.wait_until, pools.mamba2_layer_index, states.copy_in
+    assert s.details(req)["host"] > 0
+    return list(req.output_ids)
+
+
 def turns_at_once(s, place, fails):
     """The answers to both turns, and to a prompt that nobody has, which are asked for at once; `fails`: once, what is
     loaded for them cannot be copied. How they end."""

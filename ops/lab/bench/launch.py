@@ -56,7 +56,7 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
 
     from .idle_hicache import IdleHiCache, KvShape
 
-    counter = WatchedLoadCounter(LAYERS, lambda: True, THREADS)
+    counter = WatchedLoadCounter(LAYERS, 0, lambda: True, THREADS)
     slab = np.empty((2 * max(LENGTHS) // PAGE, pool.geometry.stride_bytes), dtype=np.uint8)
 
     def load(pages: np.ndarray, slots: np.ndarray) -> None:
