@@ -204,6 +204,11 @@ def linker_overrides() -> tuple[Override, ...]:
         Override(
             f"{pools}.DSATokenToKVPool.index_k_with_scale_buffer", None, "keep the index of sparse attention in pages"
         ),
+        Override(
+            f"{pools}.MiniMaxSparseKVPool.register_layer_transfer_counter",
+            ("self", "layer_transfer_counter"),
+            "keep the index that picks blocks of tokens in pages",
+        ),
         *(
             Override(f"sglang.srt.mem_cache.{name}", parameters, "keep the KV of windows in pages of their own")
             for name, parameters in (

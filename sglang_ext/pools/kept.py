@@ -30,6 +30,8 @@ def layer_planes(kvcache: Any, whose: str = "model") -> list[list[torch.Tensor]]
 
     if type(kvcache) in (MLATokenToKVPool, DSATokenToKVPool):
         return _latent_planes(kvcache)
+    if _is_by_blocks(kvcache) and whose == "model":
+        kvcache = kvcache.main_pool
     if is_compressed(kvcache) and whose == "model":
         return [[rows] for rows in kvcache.c4_kv_pool.kv_buffer]
     if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
@@ -63,6 +65,13 @@ def _remedy(kvcache: Any, whose: str) -> str:
 
     has_plain_windows = isinstance(kvcache, BaseSWAKVPool) and not is_compressed(kvcache)
     return f"{PLAIN_WINDOWS}, or remove the flag" if has_plain_windows else "remove the flag"
+
+
+def _is_by_blocks(kvcache: Any) -> bool:
+    """Whether an index picks blocks of tokens (MiniMax M3), with rows of its own beside those of K and V."""
+    from sglang.srt.mem_cache.memory_pool import MiniMaxSparseKVPool
+
+    return type(kvcache) is MiniMaxSparseKVPool
 
 
 def is_compressed(kvcache: Any) -> bool:
@@ -235,9 +244,15 @@ def model_layers(params: Any) -> tuple[list[int], int]:
 
 def index_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     """Of sparse attention (DSA) the index keys and their scales, `[pages, bytes of a page]`, of every layer that has
-    some, and of KV that is compressed those of rows of four tokens; of other pools none."""
+    some, and of KV that is compressed those of rows of four tokens; where an index picks blocks, its keys and values,
+    `[pages, values of a page]`; of other pools none."""
     if is_compressed(kvcache):
         return [[buffer] for buffer in kvcache.c4_indexer_kv_pool.index_k_with_scale_buffer]
+    if _is_by_blocks(kvcache):
+        both, keys = kvcache.index_kv_pool, kvcache.index_k_pool
+        rows = [*(both.k_buffer + both.v_buffer if both else ()), *(keys.k_buffer if keys else ())]
+        pages = len(rows[0]) // kvcache.page_size
+        return [[buffer[: pages * kvcache.page_size].view(pages, -1)] for buffer in rows]
     buffers = getattr(kvcache, "index_k_with_scale_buffer", ())
     return [[buffer] for buffer in buffers if len(buffer)]
 

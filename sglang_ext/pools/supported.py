@@ -143,7 +143,12 @@ def draft_config_of(server_args: Any, view: Any) -> Any:
 def check_model(model_config: Any, config: TiersConfig) -> None:
     """What no argument makes fit. `model_config`: SGLang's. Raises ConfigError."""
     from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import AttentionArch, get_dsa_index_kpool_compress, is_deepseek_dsa
+    from sglang.srt.configs.model_config import (
+        AttentionArch,
+        get_dsa_index_kpool_compress,
+        is_deepseek_dsa,
+        is_minimax_sparse,
+    )
 
     name = _name(model_config)
     if model_config.is_encoder_decoder:
@@ -169,10 +174,14 @@ def check_model(model_config: Any, config: TiersConfig) -> None:
         raise ConfigError(
             f"--enable-swift-tiers: {name} keeps parts of its index by request, which is not supported: remove the flag"
         )
-    if config.peer.donate and model_config.attention_arch == AttentionArch.MLA:
-        raise ConfigError(
-            f"peer.donate: {name} keeps latent KV (MLA), whose memory cannot be lent so far; remove peer.donate"
-        )
+    for what, is_kept in (
+        ("latent KV (MLA)", model_config.attention_arch == AttentionArch.MLA),
+        ("an index beside its KV", is_minimax_sparse(model_config.hf_config)),
+    ):
+        if config.peer.donate and is_kept:
+            raise ConfigError(
+                f"peer.donate: {name} keeps {what}, whose memory cannot be lent so far; remove peer.donate"
+            )
 
 
 def _keeps_several_kinds(model_config: Any) -> bool:

@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
 
 from support import forked
-from support.models import tiny_compressed, tiny_gemma, tiny_mla
+from support.models import tiny_compressed, tiny_gemma, tiny_minimax, tiny_mla
 from support.swiftkv_models import tiny_swiftkv
 
 pytestmark = pytest.mark.timeout(240)
@@ -34,6 +34,7 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     made = {"mla": tiny_mla(root / "mla"), "own pool": tiny_gemma(root / "windows", own_pool=True)}
     made["gemma"] = tiny_gemma(root / "gemma")
+    made["by blocks"] = tiny_minimax(root / "by blocks")
     made["compressed"] = tiny_compressed(root / "compressed")
     made["compressed otherwise"] = tiny_compressed(root / "compressed otherwise", ratios=[0, 4, 4, 4])
     for name, config, architecture in (
@@ -296,6 +297,7 @@ def test_models_and_modes(model, models):
         ],
         "--enable-unified-memory: .* remove it": [*on, model, "--enable-unified-memory"],
         "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],
+        "peer.donate: MiniMaxM3SparseForCausalLM keeps an index beside its KV": [*on, models["by blocks"], *donor],
         "--speculative-algorithm: dflash .* use one of NGRAM, EAGLE, ": [
             *on,
             model,

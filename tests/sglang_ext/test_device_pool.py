@@ -21,6 +21,7 @@ from swift_tiers.sglang_ext.pools.device_pool import BlockMajorPool, DevicePool,
         ("HybridLinearKVPool", "remove the flag"),
         ("MLATokenToKVPoolFP4", "remove the flag"),
         ("MHATokenToKVPoolFP4", "remove the flag"),
+        ("MHATokenToKOnlyPool", "remove the flag"),
     ],
 )
 def test_pools_that_mean_more_than_kv_rows_are_refused_in_one_line(kind: str, remedy: str) -> None:
@@ -147,6 +148,26 @@ def test_a_page_has_the_index_of_sparse_attention_in_front_of_the_layers() -> No
     expected = [rows_of(draft, page), index[0], index[1], rows_of(model, page)]
     assert slab[0, : pool.geometry.page_bytes].tobytes() == b"".join(map(bytes_of, expected))
     assert pool.geometry.front_bytes == sum(len(bytes_of(rows)) for rows in expected[:3])
+
+
+def test_a_page_has_the_index_that_picks_blocks_in_front_of_the_layers() -> None:
+    """Of some layers with keys alone, of others with values, too: each a row of a page's tokens."""
+    from sglang.srt.mem_cache.memory_pool import MiniMaxSparseKVPool
+
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
+
+    model, page, draw = grouped_pool(3), slice(32, 48), torch.Generator().manual_seed(3)
+    rows = [torch.randn((len(model.k_buffer[0]), 1, 8), generator=draw) for _ in range(4)]
+    kvcache = MiniMaxSparseKVPool.__new__(MiniMaxSparseKVPool)
+    kvcache.main_pool, kvcache.page_size, kvcache.layer_transfer_counter = model, 16, None
+    kvcache.index_kv_pool = SimpleNamespace(k_buffer=rows[:1], v_buffer=rows[1:2])
+    kvcache.index_k_pool = SimpleNamespace(k_buffer=rows[2:])
+    pool = open_device_pool(kvcache, 16)
+    slab = np.zeros((1, pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(np.array([2]), slab, np.array([0]))
+    expected = bytes_of([plane[page] for plane in rows]) + bytes_of(rows_of(model, page))
+    assert slab[0, : pool.geometry.page_bytes].tobytes() == expected
+    assert pool.geometry.front_bytes == 4 * 16 * 8 * 4
 
 
 def compressed_pool(**changes: Any) -> Any:

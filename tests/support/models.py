@@ -224,6 +224,66 @@ def tiny_kimi(directory: Path, *, seed: int = 0) -> Path:
     )
 
 
+def tiny_minimax(directory: Path, *, seed: int = 0) -> Path:
+    """A MiniMax M3 of four dense layers, two of which attend to blocks of 16 tokens that an index picks: in the one it
+    has keys, in the other values, too."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    index_heads, dim = 2, 16
+
+    def build(**special_ids: int) -> Any:
+        config = Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=dim,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        return Qwen3ForCausalLM(config)
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    weights, draw = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(seed + 1)
+    for layer, names in ((1, "qk"), (2, "qkv")):
+        index = f"model.layers.{layer}.self_attn.index"
+        for name in names:
+            rows = index_heads * dim if name == "q" else dim
+            weights[f"{index}_{name}_proj.weight"] = 0.2 * torch.randn((rows, HIDDEN), generator=draw)
+        weights |= {f"{index}_{name}_norm.weight": torch.ones(dim) for name in "qk"}
+        if "v" in names:
+            weights[f"{index}_o_proj.weight"] = 0.2 * torch.randn((HIDDEN, index_heads * dim), generator=draw)
+    _save(weights, directory)
+    return _configure(
+        directory,
+        architectures=["MiniMaxM3SparseForCausalLM"],
+        model_type="minimax_m2",
+        dense_intermediate_size=2 * HIDDEN,
+        moe_layer_freq=[0, 0, 0, 0],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        use_qk_norm=True,
+        qk_norm_type="per_head",
+        rotary_dim=dim,
+        sparse_attention_config={
+            "sparse_attention_freq": [0, 1, 1, 0],
+            "sparse_disable_index_value": [0, 1, 0, 0],
+            "sparse_num_index_heads": index_heads,
+            "sparse_index_dim": dim,
+            "sparse_block_size": 16,
+            "sparse_topk_blocks": 4,
+            "sparse_init_block": 0,
+            "sparse_local_block": 1,
+        },
+    )
+
+
 def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
     import torch
