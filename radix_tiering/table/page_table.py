@@ -185,18 +185,21 @@ class PageTable:
 
     def settled_chain(self, namespace: bytes, keys: Sequence[bytes]) -> list[Page]:
         """The pages of a chain, with those copies only that count, from the first on, as far as they are held."""
+        return self._pages(self._settled_rows(namespace, keys))
+
+    def _settled_rows(self, namespace: bytes, keys: Sequence[bytes]) -> np.ndarray:
+        """The rows of `settled_chain`: int64."""
         root = self.book.roots.get(namespace)
         if root is None or not keys:
-            return []
+            return np.empty(0, np.int64)
         rows = np.empty(len(keys), np.int64)
-        found = kernels.find_chain(*self._rows.state, root, as_keys(keys), rows)
-        pages = self._pages(rows[:found])
+        rows = rows[: kernels.find_chain(*self._rows.state, root, as_keys(keys), rows)]
         if self._gone or self._emptying:
-            for at, page in enumerate(pages):
+            for at, page in enumerate(self._pages(rows)):
                 self.settle(page)
                 if page.dropped:
-                    return pages[:at]
-        return pages
+                    return rows[:at]
+        return rows
 
     def probe(self, namespace: bytes, keys: Sequence[bytes]) -> int:
         """How many pages of a chain, from the first on, have a whole copy that counts. A hint, as `find`."""
@@ -378,6 +381,26 @@ class PageTable:
         Requests interleave: a use at an earlier time than the last one counts, and sets no clock back.
         """
         kernels.use_all(*self._rows.state, rows_of(pages), now, reach)
+
+    def use_chain(self, keys: Sequence[bytes], now: int, reach: int, tiers: Sequence[int]) -> list[Page]:
+        """`use_all` of the pages of a chain of the namespace that is served, from the first on, as far as they are
+        held; those of them that are `lacking` in these tiers."""
+        rows = self._settled_rows(self.serving, keys)
+        kernels.use_all(*self._rows.state, rows, now, reach)
+        return self._pages(rows[self._lacking(rows, tiers)])
+
+    def lacking(self, pages: Sequence[Page], tiers: Sequence[int]) -> list[Page]:
+        """Those of these pages, which are in the table, that are in host memory, and of which one of these tiers has no
+        copy."""
+        mask = self._lacking(rows_of(pages), tiers).tolist()
+        return [page for page, lacks in zip(pages, mask, strict=True) if lacks]
+
+    def _lacking(self, rows: np.ndarray, tiers: Sequence[int]) -> np.ndarray:
+        """bool [rows]"""
+        everywhere = np.ones(len(rows), bool)
+        for tier in tiers:
+            everywhere &= self._rows.begun(rows, tier)
+        return self._rows.whole(rows, HOST) & ~everywhere
 
     def refresh(self, page: Page, now: int) -> None:
         """`page` and the prefix before it were written again or relied upon: as recent as `now`, but not a use."""

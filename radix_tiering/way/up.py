@@ -22,6 +22,7 @@ deadline counts from the first `poll`, since only from then on somebody waits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +30,7 @@ from typing import Literal
 
 from ..base.events import EventLog
 from ..base.page import ROOT_KEY, PageRecord
-from ..base.runner import Runner
+from ..base.runner import Flag, Runner
 from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
 from ..restore.planner import Decision, Planner
@@ -57,6 +58,11 @@ AT_ONCE = 512
 MOST_EARLY = 64
 #: Restores that were put off, and still cannot begin, that are passed by those behind them.
 MOST_PASSED = 4
+#: Chains whose use is still to be counted; where there are more, uses of others are not. Each is some milliseconds of
+#: the worker for 10,000 pages, when nobody waits for anything else of it.
+MOST_USES = 256
+#: Pages whose use is counted in one hold of the page table's lock: no object is made of most of them.
+USES_PER_HOLD = 512
 
 
 class Restorer:
@@ -92,6 +98,7 @@ class Restorer:
         self._deadline_seconds = deadline_seconds
         self._turns = turns
         self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
+        self._uses: deque[Iterator[None]] = deque()  # to be gone on with when there is no job; the worker's own
         #: Pages of restores that were started where they were asked for, since the worker's last turn. But for this
         #: count, `begin` would be for several threads at a time.
         self._here = 0
@@ -106,6 +113,7 @@ class Restorer:
         self._draining = turns.draining = Draining(table, tiers, landing)
         turns.changed = self._finish_if_settled
         self._movers = movers
+        self._beneath = [mover.number for mover in movers]
         #: Knows of pages that the table does not.
         self._finder = tiers[table.hints - 1] if table.hints else None
         #: Pages that were in host memory already are verified before they are promised, or while they are copied.
@@ -220,13 +228,14 @@ class Restorer:
             self._deferred.pop(restore, None)
             restore.state = RestoreState.RUNNING
             now = self._table.tick()
-        self._use(restore.prefix_keys, now, restore.reach, restore, offers=not here)
+        for _ in self._use(restore.prefix_keys, now, restore.reach, restore, offers=not here):
+            continue  # what it claims may lean on pages that others have heard of
         asked = False
         try:
             self._claim(restore, now, offers=not here)
             if here and self._movers:
                 used = [*restore.prefix_keys, *restore.keys[: len(restore.claimed)]]
-                self._jobs.put(lambda: self._offer_again(used))
+                self._jobs.put(lambda: self._later(self._offer_again(used)))
             asked = self._ask(restore, now)
         finally:
             if here and self._lands(restore):
@@ -421,23 +430,35 @@ class Restorer:
 
     def _use(
         self, keys: Sequence[bytes], now: int, reach: int, restore: Restore | None = None, *, offers: bool = True
-    ) -> None:
-        """Count a use of pages that the device has. What `restore` claims lies behind them: those that other restores
-        have only heard of do not leave with these."""
-        for start in range(0, len(keys), PAGES_PER_HOLD):
+    ) -> Iterator[None]:
+        """Count a use of pages that the device has, in steps. What `restore` claims lies behind them: those that other
+        restores have only heard of do not leave with these."""
+        for start in range(0, len(keys), USES_PER_HOLD):
+            some = keys[start : start + USES_PER_HOLD]
             with self._table.lock:
-                pages = self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD])
-                self._table.use_all(pages, now, reach)
+                lacking = self._table.use_chain(some, now, reach, self._beneath)
                 if offers:
-                    self._offer(pages)
-                if restore is not None and restore.state is RestoreState.RUNNING:
-                    hinted = self._table.hinted(pages)
+                    for mover in self._movers:
+                        mover.offer(lacking)
+                if restore is not None and restore.state is RestoreState.RUNNING and self._finder is not None:
+                    hinted = self._table.hinted(self._table.settled_chain(self._table.serving, some))
                     self._table.pin_all(hinted)
                     restore.leans_on += hinted
+            yield
 
     def used(self, keys: Sequence[bytes]) -> None:
         """Count a use of pages, one after the other, of which the device has what they hold. Any thread."""
-        self._jobs.put(lambda: self._use(keys, self._now(), len(keys)))
+        self._jobs.put(lambda: self._later(self._use(keys, self._now(), len(keys))))
+
+    def _later(self, steps: Iterator[None]) -> None:
+        """Go on with these when nobody waits for anything else of the worker, who calls this."""
+        if len(self._uses) < MOST_USES:
+            self._uses.append(steps)
+
+    def _go_on(self) -> None:
+        """One step of what has time."""
+        if next(self._uses[0], _OVER) is _OVER:
+            self._uses.popleft()
 
     def _now(self) -> int:
         with self._table.lock:
@@ -445,15 +466,16 @@ class Restorer:
 
     def _offer(self, pages: Sequence[Page]) -> None:
         """Once more to tiers that have not got them: a use may have made them worth it."""
-        there = [page for page in pages if page.resident]
+        lacking = self._table.lacking(pages, self._beneath)
         for mover in self._movers:
-            mover.offer(there)
+            mover.offer(lacking)
 
-    def _offer_again(self, keys: Sequence[bytes]) -> None:
-        """What is still held of this chain."""
+    def _offer_again(self, keys: Sequence[bytes]) -> Iterator[None]:
+        """What is still held of this chain, in steps."""
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
                 self._offer(self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD]))
+            yield
 
     def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
         """Of so many pages with tokens those of `sources` were found, each in its tier: every other tier that comes
@@ -466,7 +488,7 @@ class Restorer:
         with self._table.lock:
             now = self._table.tick()
             self._count_misses(restore.wanted)
-        self._use(restore.prefix_keys, now, restore.reach)
+        self._later(self._use(restore.prefix_keys, now, restore.reach))
 
     # ---- 3. pages have come up, or will not; lock held, on the threads of the tiers ----
 
@@ -846,9 +868,10 @@ class Restorer:
         return RestoreSnapshot(**{**self._counts, "restores_late": self._pacing.late})
 
     def wait_idle(self) -> None:
-        """Wait until every job queued so far has run, and the pages have been verified that it found in host memory."""
+        """Wait until every job queued so far has run, and what it left for later, and the pages have been verified that
+        it found in host memory."""
         done = self._runner.flag()
-        self._jobs.put(done.set)
+        self._jobs.put(lambda: self._uses.append(_telling(done)))
         done.wait()
         self.verifier.checkers.wait_idle()
 
@@ -861,11 +884,27 @@ class Restorer:
         self.verifier.checkers.close(None if until is None else max(0.0, until - self._clock()))
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             self._do(job)
+        while self._uses:
+            self._do(self._go_on)
+
+    def _next(self) -> Callable[[], None] | None:
+        """What somebody may wait for comes before what has time."""
+        return self._go_on if self._uses and self._jobs.empty() else self._jobs.get()
 
     def _do(self, job: Callable[[], None]) -> None:
         try:
             job()
         except Exception as error:  # noqa: BLE001 - whoever does it must outlive any one request
             self._events.emit("restore.error", error=repr(error))
+
+
+#: That there are no more steps.
+_OVER = object()
+
+
+def _telling(done: Flag) -> Iterator[None]:
+    """A step that says that it has been come to."""
+    done.set()
+    yield

@@ -7,7 +7,6 @@ the same on all of them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from .request import TieredRequest, TieringStage
 
 #: Waiting requests that one scheduling round may wait for: who has nothing to wait for is not counted.
 MAX_AWAITED = 8
-#: Waiting requests that are looked at in the beginning of a round, those that came first.
+#: Waiting requests that are looked at in the beginning of a round; where there are more, by turns.
 MOST_LOOKED_AT = 1024
 
 
@@ -34,6 +33,7 @@ class Admission:
         self._requests = requests
         self._all_reduce = all_reduce
         self._looked = True
+        self._turn = 0  # where among those that wait the next look begins
         self._awaited: list[TieredRequest] = []  # had to wait, in this round
         self._asked: set[TieredRequest] = set()  # in this round
         #: Those that may enter though many are awaited, and were not asked for; None: nobody knows yet.
@@ -47,13 +47,15 @@ class Admission:
         self._others = None
 
     def look(self) -> None:
-        """Find out, for the first that wait, at once, which of them have nothing to wait for on any rank: one
-        collective in a round in which anybody may be admitted, if anybody waits."""
+        """Find out, for those that wait, at once, which of them have nothing to wait for on any rank: one collective in
+        a round in which anybody may be admitted, if anybody waits."""
         if self._looked:
             return
         self._looked = True
-        waiting = (one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed)
-        some = list(itertools.islice(waiting, MOST_LOOKED_AT))
+        waiting = [one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed]
+        begin = self._turn if len(waiting) > max(self._turn, MOST_LOOKED_AT) else 0
+        some = waiting[begin : begin + MOST_LOOKED_AT]
+        self._turn = begin + len(some)
         if some:
             self._agree(some, [one.at_once() for one in some])
 

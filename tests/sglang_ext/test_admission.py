@@ -96,6 +96,29 @@ def test_a_round_looks_at_so_many_only() -> None:
     assert asked == ready[MOST_LOOKED_AT:]
 
 
+def test_whoever_waits_behind_many_is_looked_at_some_time() -> None:
+    """Who has nothing to wait for passes them, however many they are."""
+    asked: list[Any] = []
+    waiting = [request(Readiness.WAIT, Readiness.WAIT, asked) for _ in range(3 * MOST_LOOKED_AT)]
+    ready = request(Readiness.READY, Readiness.READY, asked)
+    known = {str(number): one for number, one in enumerate([*waiting, ready])}
+    admission = Admission(known, lambda tensor, op: None)
+    for _ in range(4):
+        admission.begin_round()
+        assert not ready.agreed
+        admission.look()
+    assert ready.agreed
+    del known[str(len(waiting))]
+    admission.begin_round()
+    admission.look()  # the first have their turn again
+    waiting[0].at_once = lambda: Readiness.READY
+    for number in range(len(waiting) - 1, MOST_LOOKED_AT - 1, -1):
+        del known[str(number)]
+    admission.begin_round()
+    admission.look()
+    assert waiting[0].agreed, "all that wait are few enough to be looked at"
+
+
 KINDS = {
     "waits": (Readiness.WAIT, Readiness.WAIT),
     "comes now": (Readiness.WAIT, Readiness.READY),

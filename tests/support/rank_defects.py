@@ -14,8 +14,8 @@ from .defects import Defect
 
 ON_RANKS = [
     Defect("two requests of one id are one", SwiftLinkerWrapper, "of", " and request.req is req", "", seed=40),
-    Defect("who has lost its restore does not ask the others", Admission, "look", "and not one.agreed)",
-           "and not one.agreed and one.restore is not None)"),
+    Defect("who has lost its restore does not ask the others", Admission, "look", "and not one.agreed]",
+           "and not one.agreed and one.restore is not None]"),
     Defect("who failed at a step does not ask the others", SwiftLinkerWrapper, "agree",
            "((jump, end),) = least([request.next_step(front)], self.cache._all_reduce_attn_groups)",
            "jump, end = request.next_step(front)"),

@@ -102,8 +102,8 @@ def test_what_tiers_want_of_it_is_left_to_its_own_thread(monkeypatch: pytest.Mon
     """To write pages, a tier may have to evict others: milliseconds."""
     stack = make_stack(ssd=memory_ssd(), host={"verify": "beside"})
     keys = chain(*"abcdef")
+    stack.movers["ssd"].enabled = False
     put(stack, keys)
-    assert stack.wait_written(10)
     offered: list[list[bytes]] = []
     monkeypatch.setattr(stack.movers["ssd"], "offer", lambda pages: offered.append([page.key for page in pages]))
     jobs = waiting(stack, monkeypatch)
@@ -111,6 +111,8 @@ def test_what_tiers_want_of_it_is_left_to_its_own_thread(monkeypatch: pytest.Mon
     assert (restore.under_way, offered) == (False, [])
     for job in jobs:
         job()
+    while stack.restorer._uses:
+        stack.restorer._go_on()
     assert offered == [keys]
     monkeypatch.undo()
     stack.restorer.release(restore)
@@ -164,6 +166,53 @@ def test_the_rest_is_started_by_its_own_thread(monkeypatch: pytest.MonkeyPatch, 
     settle(stack, restore)
     assert restore.pages == 6
     stack.restorer.release(restore)
+
+
+def test_who_waits_comes_before_uses_that_are_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prefix that the device has costs its requests nothing but a use; others wait for their pages."""
+    monkeypatch.setattr(up, "USES_PER_HOLD", 2)
+    monkeypatch.setattr(up, "AT_ONCE", 0)
+    runner, requests = VirtualRunner(0), 20
+
+    def main() -> None:
+        stack = make_stack(64, runner=runner)
+        keys, wanted = chain(*range(16)), chain(*range(100, 104))
+        for some in (keys, wanted):
+            put(stack, some)
+        last = stack.table.settled(stack.digest, keys[-1])
+        assert last is not None
+        for _ in range(requests):
+            stack.restorer.nothing([b"q" * 32], keys)
+        restore = stack.restore(wanted)
+        while stack.restorer.poll(restore) is Readiness.WAIT:
+            runner.sleep(1e-6)
+        assert restore.pages == len(wanted)
+        assert last.uses < requests, "all uses were counted before anything was done for who waits"
+        stack.restorer.wait_idle()
+        assert last.uses == 1 + requests
+        stack.restorer.release(restore)
+        check(stack)
+        close(stack)
+
+    runner.run(main)
+
+
+def test_uses_that_nobody_has_time_for_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "MOST_USES", 3)
+    stack = make_stack()
+    keys = chain(*"abcd")
+    put(stack, keys)
+    last = stack.table.settled(stack.digest, keys[-1])
+    assert last is not None
+    jobs = waiting(stack, monkeypatch)
+    for _ in range(5):
+        stack.restorer.nothing([b"q" * 32], keys)
+    for job in jobs:
+        job()
+    while stack.restorer._uses:
+        stack.restorer._go_on()
+    assert last.uses == 1 + up.MOST_USES
+    assert stack.table.of[HOST].counters.misses == 5, "who was refused a use has missed its page all the same"
 
 
 def test_an_error_is_told_and_costs_whoever_asks_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
