@@ -28,6 +28,7 @@ from .build.start_checks import check_start, server_name, without_a_bus_that_can
 from .models import check_backends, check_swiftkv, exits_early, is_swiftkv
 from .pools.supported import (
     check_capability,
+    check_device,
     check_model,
     check_modes,
     check_radix_cache,
@@ -212,6 +213,7 @@ def _check(view: Any) -> None:
             raise ConfigError("--swift-tiers-config: has no effect without --enable-swift-tiers; add that flag")
         return
     check_release()
+    check_device(view.device)
     config, _ = without_a_bus_that_cannot_be(parse_config(read_source(view.swift_tiers_config)))
     if view.enable_unified_cache_external_linker:
         raise ConfigError(

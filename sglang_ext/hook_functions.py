@@ -43,10 +43,12 @@ def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
+        from .build.least import check_machines
         from .build.reporting import Reporting
         from .way.layer_wise import LayerWise
         from .way.request import why_all_whole
 
+        check_machines(self.server_args.nnodes, linker.stack, self.tree_cache._all_reduce_attn_groups)
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
         runner = self.tp_worker.model_runner

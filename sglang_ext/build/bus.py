@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from msgspec import structs
 from sglang.srt.runtime_context import get_serving
 
 from swift_tiers.radix_tiering.base.config import BusConfig
@@ -46,6 +47,12 @@ def server_info(server_args: Any, bus: BusConfig, configuration: Mapping[str, An
     )
 
 
+def hears_orders(server_args: Any, bus: BusConfig) -> bool:
+    """Whether one of the ranks on the same Redis as this one takes the orders of the server: those of the first machine
+    do, which are carried out on all."""
+    return bus.url is not None or server_args.node_rank == 0
+
+
 class RankPublisher:
     """The publisher of one scheduler's rank, with the scheduler's `orders` (None: nobody may steer), and samples of its
     `gpu` (None: it is not on one that can be asked)."""
@@ -62,11 +69,12 @@ class RankPublisher:
         """Does nothing yet. Raises ConfigError."""
         bus, rank = stack.config.bus, current_rank().name
         assert bus.server is not None, "named when the arguments were resolved"
+        hears = hears_orders(server_args, bus)
         self._stack = stack
         self._configuration = shown_config(stack.config)
         info = server_info(server_args, bus, self._configuration)
         self._publisher = BusPublisher(
-            bus,
+            bus if hears else structs.replace(bus, control=False),
             bus.server,
             rank,
             info,

@@ -59,6 +59,12 @@ def check_start(
                 default_directory(),
             )
         check(config.bus)
+        if machines > 1 and config.bus.url is None:
+            logger.warning(
+                "swift-tiers: bus.url: unset, so that each of the %d machines has a bus of its own: what is ordered on "
+                "the first is done on all, and its ranks alone say what became of it; name a Redis that all reach",
+                machines,
+            )
 
 
 def without_a_bus_that_cannot_be(config: TiersConfig) -> tuple[TiersConfig, str]:

@@ -30,7 +30,7 @@ from .kept import (
     without_states,
 )
 from .states import StatePool
-from .supported import OTHER_DRAFT, drafts_by_model
+from .supported import OTHER_DRAFT, check_device, drafts_by_model
 
 logger = logging.getLogger(__name__)
 
@@ -133,16 +133,12 @@ def _open(
     from .shared_pool import BlockMajorKVPool
 
     device = layers[0][0].device.type
+    check_device(device)  # as it was resolved in the end
     rows = 1 if is_compressed(kvcache) else 0
     if codec and device == "cpu":
         return EncodedPool(layers, page_size, codec, front)
     if isinstance(kvcache, BlockMajorKVPool):
         return BlockMajorPool(layers, page_size, kvcache.table)
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"--enable-swift-tiers: the model's KV pool is on a {device!r} device; "
-            "CUDA devices and the CPU are supported: remove the flag"
-        )
     if device == "cpu":
         return HostMemoryPool(layers, page_size, front, rows)
     return open_cuda_pool(layers, page_size, codec, front, rows)

@@ -20,6 +20,22 @@ OTHER_DRAFT = "use a draft of plain attention (multi-head, grouped-query, latent
 PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep the KV of all tokens)"
 
 
+def check_device(device: str | None) -> None:
+    """`device`: SGLang's `--device`; None: it takes the accelerator that torch finds. Raises ConfigError for one that
+    the tiers copy nothing from."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    kind = device.partition(":")[0] if device else found.type if found else "cpu"
+    if kind == "cuda" and torch.version.hip:
+        kind = "AMD GPUs (ROCm)"
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"--enable-swift-tiers: the tiers are for NVIDIA GPUs, and to be tried out on the CPU, not for {kind}: "
+            "remove the flag"
+        )
+
+
 def check_modes(view: Any) -> None:
     """`view`: SGLang's arguments as they are resolved so far. Raises ConfigError."""
     from sglang.srt.environ import envs
@@ -37,7 +53,7 @@ def check_modes(view: Any) -> None:
         (
             "--attn-dp-size",
             view.nnodes > 1 and (view.attn_dp_size > 1 or view.enable_dp_attention),
-            "over several machines it is not supported: use --dp-size alone",
+            "over several machines it is not supported: use --tp-size alone, or a server on each machine",
         ),
         ("--attn-cp-size", view.attn_cp_size > 1, "it is not supported: use --tp-size alone"),
         ("--enable-prefill-cp", view.enable_prefill_cp, "it is not supported: use --tp-size alone"),

@@ -515,7 +515,15 @@ def test_accelerators() -> None:
     assert_finding(accelerators.accelerators(Accelerators((), ""), None), "note", "portable CPU platform")
     blind = Accelerators((), "CUDA 13.0", "The NVIDIA driver on your system is too old")
     assert_finding(accelerators.accelerators(blind, LISTED), "wrong", "lists 2", "too old", "CUDA_VISIBLE_DEVICES")
-    assert_finding(accelerators.accelerators(Accelerators((), "", "", ("xpu",)), None), "warning", "xpu")
+    assert_finding(
+        accelerators.accelerators(Accelerators((), "", "", ("xpu",)), None),
+        "wrong",
+        "xpu",
+        "NVIDIA",
+        "without --enable-swift-tiers",
+    )
+    amd = Accelerators((CudaDevice("AMD Instinct MI300X", 100 * GIB, 192 * GIB),), "ROCm 6.4")
+    assert_finding(accelerators.accelerators(amd, None), "wrong", "MI300X", "ROCm 6.4", "without --enable-swift-tiers")
 
 
 def test_only_one_line_where_there_is_no_gpu() -> None:

@@ -1,11 +1,14 @@
-"""Which ranks of a server are on the same Redis."""
+"""Which ranks of a server are on the same Redis, and which machines take orders."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.sglang_ext.build.assembly import Rank
-from swift_tiers.sglang_ext.build.bus import ranks_here
+from swift_tiers.sglang_ext.build.bus import hears_orders, ranks_here
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,8 @@ from swift_tiers.sglang_ext.build.bus import ranks_here
 def test_ranks_on_one_redis(tensor_size, data_size, nodes, node, shared, expected):
     rank = Rank(0, tensor_size, 0, data_size)
     assert list(ranks_here(rank, nodes, node, shared=shared)) == expected
+
+
+@pytest.mark.parametrize(("node", "url", "hears"), [(0, None, True), (1, None, False), (1, "redis://10.0.0.1", True)])
+def test_machines_that_take_orders(node, url, hears):
+    assert hears_orders(SimpleNamespace(node_rank=node), BusConfig(url=url)) == hears

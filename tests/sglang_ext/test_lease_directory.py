@@ -94,3 +94,13 @@ def test_a_runtime_directory_that_is_not_used_is_told_of(
     assert told(BusConfig(directory=str(tmp_path / "bus"))) == told(BusConfig(enabled=False)) == []
     volume.mkdir()
     assert told(BusConfig()) == []
+
+
+@pytest.mark.parametrize(("machines", "url", "lines"), [(1, None, 0), (2, None, 1), (2, "redis://10.0.0.1", 0)])
+def test_a_bus_on_each_machine_is_told_of(
+    machines: int, url: str | None, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "check", lambda bus: None)
+    config, last = TiersConfig(bus=BusConfig(url=url)), Rank(1, 2, 0, 1)
+    start_checks.check_start(config, server="alpha", last=last, machines=machines, make=False)
+    assert len([record for record in caplog.records if "bus.url" in record.getMessage()]) == lines

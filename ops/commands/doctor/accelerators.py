@@ -72,6 +72,8 @@ def accelerators(found: Accelerators, listed: str | None) -> Finding:
         names = ", ".join(f"{count} x {name}" for name, count in counts.items())
         if any(gpu.slice for gpu in found.gpus):
             return note(f"{names} ({found.kind}): MIG slices share one link to host memory, and reach no other GPU")
+        if found.kind.startswith("ROCm"):
+            return wrong(f"{names} ({found.kind}): the tiers are for NVIDIA GPUs", "serve without --enable-swift-tiers")
         return ok(f"{names} ({found.kind})")
     there = len(re.findall(r"^GPU \d+:", listed or "", re.MULTILINE))
     if there:
@@ -81,7 +83,7 @@ def accelerators(found: Accelerators, listed: str | None) -> Finding:
             f"{found.kind or 'none: a CPU build'}), look at CUDA_VISIBLE_DEVICES, and at the container's --gpus",
         )
     if found.others:
-        return warning(f"{', '.join(found.others)}: the tiers have never been tried on it", "expect to report problems")
+        return wrong(f"{', '.join(found.others)}: the tiers are for NVIDIA GPUs", "serve without --enable-swift-tiers")
     return note("none: SGLang runs on the portable CPU platform, to try things out")
 
 

@@ -34,7 +34,10 @@ def send_command(
     error means that nothing was sent.
     """
     if not server.control:
-        raise BusError(f"server {server.server}: obeys no commands; start it with bus.control = true")
+        raise BusError(
+            f"server {server.server}: obeys no commands; start it with bus.control = true (one over several machines "
+            "takes them on the first, or by bus.url)"
+        )
     rank = getattr(command, "rank", None)
     if rank is not None and rank not in server.ranks:
         raise BusError(f"server {server.server}: has no rank {rank[:80]!r}; it has {', '.join(server.ranks)}")
