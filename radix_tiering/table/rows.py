@@ -239,7 +239,7 @@ def split(handle: int) -> tuple[int, int]:
 
 def rows_of(pages: Sequence[Any]) -> np.ndarray:
     """The rows of pages: int64 [pages]."""
-    return np.fromiter((page.row for page in pages), np.int64, len(pages))
+    return np.fromiter([page.row for page in pages], np.int64, len(pages))  # a list is read sooner than a generator
 
 
 def leading(there: np.ndarray) -> int:
