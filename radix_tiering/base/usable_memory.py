@@ -1,9 +1,11 @@
-"""How much memory this process may use: of the machine's, and of that of every group of processes which it belongs to.
+"""How much memory this process may use: of the machine's, of that of every group of processes which it belongs to, and
+of that of the NUMA nodes which it may have memory of.
 
 The limit of a container, of a pod or of a service of systemd (`MemoryMax=`) is that of such a group (cgroup), or of one
 above it, and the kernel kills whoever goes beyond, however much the machine has free. In `/proc/meminfo` there is
 nothing of that. Groups are directories of files; where they lie, and which this process is in, differs by the version
-of cgroups, and by whether a container sees its own group alone.
+of cgroups, and by whether a container sees its own group alone. Nodes that are a container's are a limit as well, which
+all in it are under; those that a process's own policy binds it to are its own: others of its server may have others.
 
 `root` is the root of the file system in which /proc and /sys are.
 """
@@ -14,6 +16,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from .numa_nodes import NodeMemory, bound_nodes, container_nodes
 
 _ROOT = Path("/")
 #: From here on a limit is none: version 1 has a number of pages for that, version 2 the word "max".
@@ -26,6 +30,7 @@ class MemoryLimit(NamedTuple):
     limit: int
     used: int  # by all processes of the group, without what the kernel takes back before it refuses memory
     group: str  # the same for all who are in it, from whatever container they see it, and no other group's
+    nodes: str = ""  # the numbers of NUMA nodes, as "0,1", where the limit is that they have no more
 
     @property
     def room(self) -> int:
@@ -72,8 +77,15 @@ class _CgroupMount(NamedTuple):
 
 
 def available_memory(root: Path = _ROOT, claims: Sequence[MemoryClaim] = ()) -> int | None:
-    """Bytes that this process can have without swapping, by the kernel's own estimate, without going beyond a limit,
-    and beside the `claims` of others; None where the kernel does not say."""
+    """Bytes that this process can have without swapping: `common_memory`, as far as its own policy allows."""
+    bound = bound_limit(root)
+    rooms = [common_memory(root, claims), None if bound is None else bound.room]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def common_memory(root: Path = _ROOT, claims: Sequence[MemoryClaim] = ()) -> int | None:
+    """Bytes that all processes of its server together can have without swapping, by the kernel's own estimate, without
+    going beyond a limit, and beside the `claims` of others; None where the kernel does not say."""
     machine = _meminfo(root, "MemAvailable")
     if machine is not None:
         machine = max(0, machine - sum(claim.size for claim in claims))
@@ -88,7 +100,18 @@ def total_memory(root: Path = _ROOT) -> int | None:
 
 def container_limit(root: Path = _ROOT) -> int | None:
     """The lowest limit that this process is under, bytes; None: it is under none."""
-    return min((found.limit for found in memory_limits(root)), default=None)
+    lowest = lowest_limit(root)
+    return None if lowest is None else lowest.limit
+
+
+def lowest_limit(root: Path = _ROOT) -> MemoryLimit | None:
+    """That of all that this process and others of its container are under; None: they are under none."""
+    return min(memory_limits(root), key=lambda found: found.limit, default=None)
+
+
+def bound_limit(root: Path = _ROOT) -> MemoryLimit | None:
+    """What this process's own policy leaves it; None: it binds it to no NUMA nodes."""
+    return _limit_of_nodes(bound_nodes(root))
 
 
 def container_room(root: Path = _ROOT, claims: Sequence[MemoryClaim] = ()) -> int | None:
@@ -101,9 +124,15 @@ def container_room(root: Path = _ROOT, claims: Sequence[MemoryClaim] = ()) -> in
 
 
 def memory_limits(root: Path = _ROOT) -> list[MemoryLimit]:
-    """The limits of this process's group and of all above it that are seen from here."""
-    found = (_limit_of(files, directory) for files, directory in _directories(root))
-    return [limit for limit in found if limit is not None]
+    """The limits of this process's group and of all above it that are seen from here, and of its container's nodes."""
+    found = [_limit_of(files, directory) for files, directory in _directories(root)]
+    return [limit for limit in (*found, _limit_of_nodes(container_nodes(root))) if limit is not None]
+
+
+def _limit_of_nodes(memory: NodeMemory | None) -> MemoryLimit | None:
+    """Of the same nodes it is the same for all containers of the machine. What others take who have some of them, and
+    others besides, counts once they have it: where the kernel is going to take it from is not known before."""
+    return memory and MemoryLimit(memory.total, memory.used, f"NUMA nodes {memory.nodes}", memory.nodes)
 
 
 def _meminfo(root: Path, name: str) -> int | None:

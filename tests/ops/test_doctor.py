@@ -25,10 +25,11 @@ from swift_tiers.ops.commands.doctor.finding import Check, Finding, combined, no
 from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.ops.commands.doctor.machine import Memory
 from swift_tiers.ops.commands.doctor.software import EntryPoint
+from swift_tiers.radix_tiering.base import numa_nodes
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig
 from swift_tiers.radix_tiering.base.units import Size
 
-from support.cgroups import pod
+from support.cgroups import pod, two_nodes
 from support.doctor import assert_finding
 
 GIB = 2**30
@@ -463,6 +464,23 @@ def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
         "50GiB of 64GiB free in this container",
         "below 50GiB",
     )
+
+
+def test_memory_is_that_of_the_nodes_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the container's cpuset, or of the policy that this process was started with."""
+    tree = two_nodes(tmp_path, free=50 * GIB)
+    monkeypatch.setattr(numa_nodes, "policy_nodes", lambda: {0})
+    bound = machine._memory(tmp_path)
+    assert bound == Memory(total=256 * GIB, available=50 * GIB, container_room=float("inf"), nodes="0")
+    assert_finding(
+        machine.host_memory(HostConfig(size=Size(100 * GIB)), bound, 0),
+        "wrong",
+        "50GiB of 256GiB free on NUMA node(s) 0, and none may be had of others",
+        "below 50GiB",
+    )
+    tree.allowed("1")
+    monkeypatch.setattr(numa_nodes, "policy_nodes", lambda: None)
+    assert machine._memory(tmp_path) == Memory(256 * GIB, 200 * GIB, 200 * GIB, "1")
 
 
 def test_huge_pages() -> None:

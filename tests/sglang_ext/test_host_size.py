@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from swift_tiers.radix_tiering.base import numa_nodes
 from swift_tiers.radix_tiering.base.config import HostConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.units import Size
@@ -14,7 +15,7 @@ from swift_tiers.radix_tiering.base.usable_memory import MemoryClaim, memory_lim
 from swift_tiers.sglang_ext.build import assembly
 from swift_tiers.sglang_ext.build.host_size import Coming, automatic_host_size, check_host_size, rank_host_size
 
-from support.cgroups import GIB, MachineTree, pod
+from support.cgroups import GIB, MachineTree, pod, two_nodes
 
 PAGE = 2 << 20
 
@@ -104,6 +105,55 @@ def test_without_a_size_it_is_a_share_of_what_is_free_in_the_container(tmp_path:
     root = pod(tmp_path, 64 * GIB, used=14 * GIB)
     assert automatic_host_size(root=root) == 20 * GIB
     assert rank_host_size(HostConfig(), 2, PAGE, Coming(2), root) == 10 * GIB
+
+
+def test_more_than_a_containers_nodes_have_is_refused(tmp_path: Path) -> None:
+    tree = two_nodes(tmp_path, free=100 * GIB)
+    tree.allowed("0")
+    with pytest.raises(
+        ConfigError,
+        match=r"^host.size: 256GiB is all of the 256GiB that this container may use, of NUMA node\(s\) 0; "
+        r"make it smaller, or allow it more NUMA nodes \(cpuset.mems\)$",
+    ):
+        check_host_size(of(256 * GIB), tmp_path)
+    with pytest.raises(ConfigError, match=r"^host.size: 120GiB for 2 of 2 .* the 100GiB that are free in this contain"):
+        rank_host_size(of(120 * GIB), 2, PAGE, Coming(2), tmp_path)
+    assert automatic_host_size(root=tmp_path) == 40 * GIB
+
+
+@pytest.fixture
+def bound_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa_nodes, "policy_nodes", lambda: {0})
+
+
+@pytest.mark.usefixtures("bound_to_the_first")
+def test_a_rank_that_is_bound_to_a_node_asks_its_own_part_of_it(tmp_path: Path) -> None:
+    """Others may be on other nodes; those on the same one that came before have theirs."""
+    root = two_nodes(tmp_path, free=100 * GIB).root
+    check_host_size(of(300 * GIB), root)
+    assert rank_host_size(of(300 * GIB), 4, PAGE, Coming(4), root) == 75 * GIB
+    two_nodes(tmp_path, free=25 * GIB)
+    with pytest.raises(ConfigError) as refused:
+        rank_host_size(of(300 * GIB), 4, PAGE, Coming(3, found=75 * GIB), root)
+    assert str(refused.value) == (
+        "host.size: 75GiB for each of 4 rank(s) is more than the 25GiB that are free on NUMA node(s) 0, to which this "
+        "rank's memory is bound; make it smaller, or end what uses the memory, or let SGLang bind ranks to no memory "
+        "(SGLANG_NUMA_BIND_V2=0)"
+    )
+
+
+@pytest.mark.usefixtures("bound_to_the_first")
+def test_without_a_size_all_ranks_fit_on_a_node_that_they_are_bound_to(tmp_path: Path) -> None:
+    """Where it has half of what is free they have what they would have without."""
+    root = two_nodes(tmp_path, free=200 * GIB).root
+    assert automatic_host_size(root=root) == 160 * GIB
+    two_nodes(tmp_path, free=100 * GIB)
+    assert rank_host_size(HostConfig(), 4, PAGE, Coming(4), root) == 20 * GIB
+    two_nodes(tmp_path, free=8 << 20)
+    with pytest.raises(
+        ConfigError, match=r"^host memory: 80% of the 8MiB that are free on NUMA node\(s\) 0, .* too little: 1.6MiB for"
+    ):
+        rank_host_size(HostConfig(), 4, PAGE, Coming(4), root)
 
 
 def test_a_size_that_holds_no_page_is_refused(tmp_path: Path) -> None:

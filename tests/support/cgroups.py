@@ -28,6 +28,18 @@ class MachineTree:
             "proc/self/mountinfo", "".join(f"{line}\n" for line in ("22 1 8:1 / / rw - ext4 /dev/sda rw", *mounts))
         )
 
+    def node(self, number: int, total: int, free: int, cached: int = 0) -> None:
+        """A NUMA node of which so much is used, but for what is free and what is `cached` of files."""
+        names = {"MemTotal": total, "MemFree": free, "Active(file)": cached // 2, "Inactive(file)": cached // 2}
+        lines = [f"Node {number} {name}:{size >> 10:>16} kB\n" for name, size in names.items()]
+        self.write(
+            f"/sys/devices/system/node/node{number}/meminfo", "".join(lines) + f"Node {number} HugePages_Total: 0\n"
+        )
+
+    def allowed(self, nodes: str) -> None:
+        """The nodes that this process's cpuset leaves it."""
+        self.write("proc/self/status", f"Name:\tpython\nMems_allowed:\t00000003\nMems_allowed_list:\t{nodes}\n")
+
     def limit_1(self, directory: str, limit: int, used: int = 0, cached: int = 0) -> None:
         """A group's limit, in version 1 of cgroups; `cached` of what is used is page cache."""
         self.write(f"{directory}/memory.limit_in_bytes", f"{limit}\n")
@@ -49,3 +61,11 @@ def pod(root: Path, limit: int, used: int = 0, cached: int = 0) -> Path:
     machine.process("0::/", MOUNT_2.format(top="/", point="/sys/fs/cgroup"))
     machine.limit_2("/sys/fs/cgroup", limit, used, cached)
     return root
+
+
+def two_nodes(root: Path, free: int = 200 * GIB) -> MachineTree:
+    """A machine of two NUMA nodes of 256 GiB, of which the first has so much free, and the second one 200."""
+    machine = MachineTree(root)
+    machine.node(0, 256 * GIB, free // 2, cached=free // 2)
+    machine.node(1, 256 * GIB, 200 * GIB)
+    return machine

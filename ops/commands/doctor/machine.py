@@ -14,8 +14,9 @@ from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig, TiersCo
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.base.usable_memory import (
     available_memory,
-    container_limit,
+    bound_limit,
     container_room,
+    memory_limits,
     total_memory,
 )
 
@@ -46,6 +47,7 @@ class Memory(NamedTuple):
     total: int
     available: int
     container_room: float  # what the container may still use; infinite where there is no limit
+    nodes: str = ""  # the numbers of NUMA nodes, as "0,1", which have no more free than that, and no others may be used
 
 
 def checks(config: TiersConfig) -> Iterator[Check]:
@@ -107,6 +109,8 @@ def host_memory(config: HostConfig, memory: Memory, automatic: int) -> Finding:
     """`automatic`: the size that is taken where none is configured, bytes."""
     free = min(memory.available, memory.container_room)
     limit = " in this container" if memory.container_room <= memory.available else ""
+    if memory.nodes:
+        limit = f" on NUMA node(s) {memory.nodes}, and none may be had of others"
     size = automatic if config.size is None else int(config.size)
     text = (
         f"host.size {format_size(size)}{' (automatic)' if config.size is None else ''}, "
@@ -196,12 +200,14 @@ def shared_memory(folder: Path, statvfs: Callable[[Path], os.statvfs_result] = o
 
 
 def _memory(root: Path = Path("/")) -> Memory:
-    room, limit = container_room(root), container_limit(root)
-    total = total_memory(root) or 0
+    room, total, available = container_room(root), total_memory(root) or 0, available_memory(root) or 0
+    limits = [limit for limit in (*memory_limits(root), bound_limit(root)) if limit is not None]
+    nearest = min(limits, key=lambda limit: limit.room, default=None)
     return Memory(
-        total if limit is None else min(total, limit),
-        available_memory(root) or 0,
+        min([total, *(limit.limit for limit in limits)]),
+        available,
         float("inf") if room is None else room,
+        nearest.nodes if nearest is not None and nearest.room <= available else "",
     )
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from swift_tiers.radix_tiering.base import numa_nodes
 from swift_tiers.radix_tiering.base.memory import huge_array
 from swift_tiers.radix_tiering.base.usable_memory import (
     MemoryClaim,
     available_memory,
+    bound_limit,
+    common_memory,
     container_limit,
     container_room,
     memory_limits,
@@ -19,7 +24,7 @@ from swift_tiers.radix_tiering.base.usable_memory import (
 )
 from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
 
-from support.cgroups import GIB, MOUNT_1, MOUNT_2, MachineTree, pod
+from support.cgroups import GIB, MOUNT_1, MOUNT_2, MachineTree, pod, two_nodes
 
 UNLIMITED_1 = 9223372036854771712
 SLICE = "/system.slice/swift.service"
@@ -174,6 +179,68 @@ def test_what_others_are_about_to_take_counts_where_they_are(tmp_path: Path) -> 
     assert available_memory(tmp_path, [stranger] * 2) == 40 * GIB
     assert available_memory(tmp_path, [stranger] * 3) == 10 * GIB
     assert available_memory(tmp_path, [stranger] * 4) == 0
+
+
+def test_nodes_of_a_container_are_a_limit(tmp_path: Path) -> None:
+    """Of all who have the same; weights that were read leave room there, too."""
+    tree = two_nodes(tmp_path, free=150 * GIB)
+    tree.allowed("0")
+    (limit,) = memory_limits(tmp_path)
+    assert limit == (256 * GIB, 106 * GIB, "NUMA nodes 0", "0")
+    assert container_limit(tmp_path) == 256 * GIB
+    assert container_room(tmp_path) == available_memory(tmp_path) == 150 * GIB
+    same, other = (MemoryClaim(30 * GIB, frozenset({f"NUMA nodes {node}"})) for node in (0, 1))
+    assert available_memory(tmp_path, [same, other]) == 120 * GIB
+    assert total_memory(tmp_path) == 512 * GIB
+
+
+def test_a_groups_limit_may_be_lower_than_what_its_nodes_have(tmp_path: Path) -> None:
+    tree = two_nodes(tmp_path)
+    container_2(tree)
+    tree.allowed("1")
+    assert [limit.limit for limit in memory_limits(tmp_path)] == [64 * GIB, 256 * GIB]
+    assert available_memory(tmp_path) == 54 * GIB
+
+
+@pytest.mark.parametrize("nodes", ["0-1", "0,1", "0-3"])
+def test_all_nodes_are_no_limit(nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without memory, of processors alone, is none that is missing."""
+    tree = two_nodes(tmp_path)
+    tree.node(2, 0, 0)
+    tree.allowed(nodes)
+    monkeypatch.setattr(numa_nodes, "policy_nodes", lambda: {0, 1})
+    assert memory_limits(tmp_path) == []
+    assert bound_limit(tmp_path) is None
+
+
+def test_a_policy_leaves_a_process_less_than_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_nodes(tmp_path, free=100 * GIB)
+    monkeypatch.setattr(numa_nodes, "policy_nodes", lambda: {0})
+    assert bound_limit(tmp_path) == (256 * GIB, 156 * GIB, "NUMA nodes 0", "0")
+    assert memory_limits(tmp_path) == []
+    assert common_memory(tmp_path) == 400 * GIB
+    assert available_memory(tmp_path) == 100 * GIB
+
+
+BINDS = """
+import ctypes, os, sys
+from swift_tiers.radix_tiering.base.numa_nodes import policy_nodes
+assert policy_nodes() is None
+mask = (ctypes.c_ulong * 16)(1)
+number = {"x86_64": 238, "aarch64": 237}[os.uname().machine]
+if ctypes.CDLL(None).syscall(number, int(sys.argv[1]), mask, 1024):
+    sys.exit("it may make no policy")
+print(policy_nodes())
+"""
+
+
+@pytest.mark.parametrize(("policy", "found"), [(2, "{0}"), (2 | 1 << 15, "{0}"), (1, "None"), (3, "None")])
+def test_the_kernel_says_what_memory_is_bound_to(policy: int, found: str) -> None:
+    """Preferred nodes and those that take turns are no limit."""
+    done = subprocess.run([sys.executable, "-c", BINDS, str(policy)], capture_output=True, text=True, check=False)
+    if "it may make no policy" in done.stderr:
+        pytest.skip("no policies of memory may be made here")
+    assert done.stdout.strip() == found, done.stderr
 
 
 def test_more_cached_than_used_is_nothing_used(tmp_path: Path) -> None:
