@@ -31,6 +31,7 @@ from swift_tiers.radix_tiering.tiers.ssd.claiming import check_content, check_de
 from swift_tiers.radix_tiering.tiers.ssd.device_files import (
     DeviceFiles,
     LaunchRanks,
+    UnusedFile,
     check_directories,
     device_files_in,
     unused_files,
@@ -388,12 +389,14 @@ def check_machine(config: TiersConfig, ranks: int, launch: LaunchRanks | None = 
         except ConfigError as error:
             raise ConfigError(f"ssd.devices[{index}]: {error}") from None
     for path in _existing_devices(config.ssd):
+        elsewhere = launch is not None and launch.runs_elsewhere(path)
         try:
-            open_device_file(path, 0.0 if launch is None else HELD_SECONDS).close()
+            open_device_file(path, 0.0 if launch is None or elsewhere else HELD_SECONDS).close()
             if not path.is_block_device():  # these were looked at above
                 check_content(path)
         except StripeSetBusyError as error:
-            raise ConfigError(f"ssd: {error}") from None
+            if not elsewhere:  # else that machine has the directory, too, and its ranks have started
+                raise ConfigError(f"ssd: {error}") from None
     if launch is not None:
         _tell_what_nobody_uses(unused_files(config.ssd, launch))
     if config.restore.profile is not None:
@@ -401,14 +404,21 @@ def check_machine(config: TiersConfig, ranks: int, launch: LaunchRanks | None = 
     check_remote(config)
 
 
-def _tell_what_nobody_uses(files: Sequence[tuple[Path, int]]) -> None:
-    if files:
-        logger.warning(
-            "swift-tiers: ssd.directories: no rank of this server uses %s, %s together: of a server with another "
-            "--tp-size or --dp-size; remove them to have their room, or start with that one again",
-            ", ".join(f"{path} ({format_size(size)})" for path, size in files),
-            format_size(sum(size for _, size in files)),
-        )
+def _tell_what_nobody_uses(files: Sequence[UnusedFile]) -> None:
+    for whose, elsewhere, where, remedy in (
+        ("of a server with another --tp-size or --dp-size", False, "", "or start with that one again"),
+        ("other machines run these ranks now", True, " on this machine", "unless one of those has this directory, too"),
+    ):
+        if some := [file for file in files if file.elsewhere == elsewhere]:
+            logger.warning(
+                "swift-tiers: ssd.directories: no rank of this server%s uses %s, %s together: %s; remove them to have "
+                "their room, %s",
+                where,
+                ", ".join(map(str, some)),
+                format_size(sum(file.size for file in some)),
+                whose,
+                remedy,
+            )
 
 
 def check_donor(config: TiersConfig, *, memory_saver: bool) -> None:

@@ -130,15 +130,44 @@ def test_a_server_says_which_ranks_it_has(folders, monkeypatch, caplog) -> None:
         check_start(config, server="alpha", last=last, machine=0, make=False)
 
 
-def test_files_of_ranks_on_other_machines_are_somebodys(folders, monkeypatch, caplog) -> None:
+def test_files_that_ranks_on_other_machines_hold_are_theirs(folders, monkeypatch, caplog) -> None:
     """Of a directory that machines share."""
     lay(folders[0], "dp0-tp0", "dp0-tp1", "dp0-tp2")
     config = TiersConfig(ssd=config_of(folders[:1]))
     with_free(monkeypatch, SIZE - 1)
-    check_machine(config, 2, launch(4, 1, 2, 0))
-    with pytest.raises(ConfigError, match="the 16MiB of new device files do not fit"):
+    held = [open_device_file(folders[0] / f"swift-tiers-dp0-tp{number}.stripe") for number in (0, 1, 2)]
+    held.pop().close()
+    with pytest.raises(ConfigError, match=r"the 16MiB of new device files do not fit .* are free; make it smaller$"):
         check_machine(config, 2, launch(4, 1, 2, 1))
+    with_free(monkeypatch, SIZE)
+    check_machine(config, 2, launch(4, 1, 2, 1))
     assert not caplog.records
+    for file in held:
+        file.close()
+
+
+def test_files_of_ranks_that_this_machine_has_no_more_are_named(folders, monkeypatch, caplog) -> None:
+    """It was started with another --node-rank, and what is there is of no use to it."""
+    lay(folders[0], "dp0-tp0", "dp0-tp1")
+    config = TiersConfig(ssd=config_of(folders[:1]))
+    first, second = (folders[0] / f"swift-tiers-dp0-tp{number}.stripe" for number in (0, 1))
+    with_free(monkeypatch, SIZE)
+    with pytest.raises(ConfigError) as refused:
+        check_machine(config, 2, launch(4, 1, 2, 1))
+    assert str(refused.value) == (
+        f"ssd.size_per_device: the 32MiB of new device files do not fit in '{folders[0]}': 16MiB are free; make it "
+        f"smaller, or remove what no rank on this machine uses: {first} (16MiB), {second} (16MiB)"
+    )
+    with pytest.raises(ConfigError, match=rf"8MiB in .* takes at least 16MiB, or remove what no rank .* uses: {first}"):
+        check_machine(TiersConfig(ssd=config_of(folders[:1], None)), 1, launch(3, 1, 3, 2))
+    with_free(monkeypatch, 2 * SIZE)
+    assert not caplog.records
+    check_machine(config, 2, launch(4, 1, 2, 1))
+    assert caplog.messages == [
+        f"swift-tiers: ssd.directories: no rank of this server on this machine uses {first} (16MiB), {second} (16MiB), "
+        "32MiB together: other machines run these ranks now; remove them to have their room, unless one of those has "
+        "this directory, too"
+    ]
 
 
 def test_which_ranks_a_configuration_is_checked_for_may_be_unknown(folders, monkeypatch, caplog) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...base.config import SsdConfig
-from ...base.errors import ConfigError
+from ...base.errors import ConfigError, StripeSetBusyError
 from ...base.page import BLOCK_BYTES
 from ...base.units import format_size
 from .arrays.devices import NewDevice
@@ -51,6 +51,21 @@ class LaunchRanks(NamedTuple):
 
     here: tuple[str, ...]  # those on this machine
     everywhere: tuple[str, ...]
+
+    def runs_elsewhere(self, path: Path) -> bool:
+        """Whether this device file is named after a rank that another machine has."""
+        return _rank_of(path) in self.everywhere and _rank_of(path) not in self.here
+
+
+class UnusedFile(NamedTuple):
+    """A device file that no rank on this machine uses."""
+
+    path: Path
+    size: int  # bytes
+    elsewhere: bool  # another machine has a rank of that name now; else the server had other ranks
+
+    def __str__(self) -> str:
+        return f"{self.path} ({format_size(self.size)})"
 
 
 class DeviceFiles(NamedTuple):
@@ -175,7 +190,10 @@ def check_directories(config: SsdConfig, ranks: int, launch: LaunchRanks | None 
         _check_writable(field, name)
     if len({os.path.realpath(name) for name in names}) != len(names):
         raise ConfigError("ssd.directories: the same directory is named twice; name each once")
-    _check_room(config, ranks, _ranks_there(config, ranks) if launch is None else launch.here)
+    if launch is None:
+        _check_room(config, ranks, _ranks_there(config, ranks), ())
+    else:
+        _check_room(config, ranks, launch.here, unused_files(config, launch))
 
 
 def _check_writable(field: str, directory: str) -> None:
@@ -196,25 +214,40 @@ def _rank_of(path: Path) -> str:
     return path.name.removeprefix(_BEFORE).removesuffix(_BEHIND)
 
 
-def unused_files(config: SsdConfig, launch: LaunchRanks) -> list[tuple[Path, int]]:
-    """The device files in the directories that are no rank's of this launch, and how large each is, bytes: of a server
-    that had other ranks."""
+def unused_files(config: SsdConfig, launch: LaunchRanks) -> list[UnusedFile]:
+    """The device files in the directories that are no rank's of this machine, and nobody's who holds them, as others do
+    where machines share a directory: of a server that had other ranks, or had these ranks on other machines."""
     found = [path for name in config.directories for path in device_files_in(Path(name))]
-    return [(path, os.lstat(path).st_size) for path in found if _rank_of(path) not in launch.everywhere]
+    return [
+        UnusedFile(path, os.lstat(path).st_size, launch.runs_elsewhere(path))
+        for path in found
+        if _rank_of(path) not in launch.here and not _is_held(path)
+    ]
 
 
-def _check_room(config: SsdConfig, ranks: int, names: Sequence[str]) -> None:
+def _is_held(path: Path) -> bool:
+    try:
+        open_device_file(path).close()
+    except StripeSetBusyError:
+        return True
+    except ConfigError:
+        pass  # `check_machine` says what is wrong with it
+    return False
+
+
+def _check_room(config: SsdConfig, ranks: int, names: Sequence[str], unused: Sequence[UnusedFile]) -> None:
+    """`unused`: what may be removed to make room."""
     missing = Counter(str(path.parent) for rank in names for path in DeviceFiles(rank, ranks, config).missing())
     needs: dict[int, list[tuple[str, int]]] = {}  # by file system: directory, bytes of its new files
     for name, files in missing.items():
-        size = new_device_size(config, Path(name), ranks)
+        size, device = new_device_size(config, Path(name), ranks), os.stat(name).st_dev
         if size < SMALLEST_DEVICE:
             raise ConfigError(
                 f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
-                f"{format_size(SMALLEST_DEVICE)}"
+                f"{format_size(SMALLEST_DEVICE)}{_or_remove(unused, device)}"
             )
-        needs.setdefault(os.stat(name).st_dev, []).append((name, size * files))
-    for together in needs.values():
+        needs.setdefault(device, []).append((name, size * files))
+    for device, together in needs.items():
         need = sum(size for _, size in together)
         # What was left half-made in any of them goes before anything is made there.
         left = sum(size for name, _ in together for _, size in half_made(Path(name)))
@@ -224,8 +257,14 @@ def _check_room(config: SsdConfig, ranks: int, names: Sequence[str]) -> None:
             raise ConfigError(
                 f"ssd.size_per_device: the {format_size(need)} of new device files do not fit in {where}"
                 f"{', which share a file system' if len(together) > 1 else ''}: {format_size(free)} are free; "
-                "make it smaller"
+                f"make it smaller{_or_remove(unused, device)}"
             )
+
+
+def _or_remove(unused: Sequence[UnusedFile], device: int) -> str:
+    """Which files have room on this file system that no rank here uses."""
+    there = [str(file) for file in unused if os.lstat(file.path).st_dev == device]
+    return f", or remove what no rank on this machine uses: {', '.join(there)}" if there else ""
 
 
 def device_files_in(directory: Path) -> list[Path]:
