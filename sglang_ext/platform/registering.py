@@ -6,6 +6,7 @@ be light, and must not import anything of sglang that is not already loaded.
 
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 PLATFORM_CLASS = "swift_tiers.sglang_ext.platform.cpu_platform:PortableCpuPlatform"
+GROUP = "sglang.srt.platforms"
 ENTRY_POINT = "swift-tiers-cpu"
 
 
@@ -20,10 +22,10 @@ def activate() -> str | None:
     """Name of the platform class (`module:class`), or None: not our machine, SGLang decides as without us.
 
     None where any accelerator is present, where `SGLANG_USE_CPU_ENGINE` asks for SGLang's own CPU engine (AMX kernels)
-    and where `SGLANG_PLATFORM` names somebody else's platform.
+    and where `SGLANG_PLATFORM` names somebody else's platform, or none of several that are installed.
     """
     _show_plugin_flags_in_help(sys.argv[1:])
-    if _user_chose_otherwise(os.environ) or has_accelerator():
+    if _user_chose_otherwise(os.environ) or has_accelerator() or _others_come_first(os.environ):
         return None
     # Read when OpenMP is loaded, so it holds for the child processes, which do the computing. By default OpenMP's
     # threads spin while they wait, and where they share their cores with anything (another server, our own copies),
@@ -37,14 +39,23 @@ def _user_chose_otherwise(environ: "os._Environ[str] | dict[str, str]") -> bool:
     return (bool(chosen) and chosen != ENTRY_POINT) or environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1"
 
 
+def _others_come_first(environ: "os._Environ[str] | dict[str, str]") -> bool:
+    """Whether somebody has installed a platform and the user has chosen none. SGLang refuses to start where two feel
+    responsible, and whether the other one does, for a device that torch may know nothing of, it alone can say."""
+    if environ.get("SGLANG_PLATFORM"):
+        return False
+    return any(other.name != ENTRY_POINT for other in importlib.metadata.entry_points(group=GROUP))
+
+
 def has_accelerator() -> bool:
-    """True if torch sees a device of any kind that SGLang serves on. ROCm and SAIL answer as CUDA."""
+    """True if torch sees a device of any kind but a CPU. ROCm and SAIL answer as CUDA."""
     import torch
 
     if torch.cuda.is_available():
         return True
-    # "npu", "musa" and "hpu" exist on torch only once their vendor's package has been imported.
-    for kind in ("xpu", "mps", "npu", "musa", "hpu"):
+    # "npu", "musa" and "hpu" exist on torch only once their vendor's package has been imported; "accelerator" is a
+    # device of whatever name.
+    for kind in ("xpu", "mps", "npu", "musa", "hpu", "accelerator"):
         module = getattr(torch, kind, None)
         if module is not None and hasattr(module, "is_available") and module.is_available():
             return True

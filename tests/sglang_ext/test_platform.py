@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,9 +48,53 @@ def test_the_user_may_choose_otherwise(monkeypatch: pytest.MonkeyPatch, name: st
     assert (platform.activate() is not None) is ours
 
 
-@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "npu", "musa", "hpu"])
+VENDOR = """
+def activate():
+    return {answer!r}
+"""
+
+
+@pytest.fixture
+def vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Installs a platform of somebody else's, which answers SGLang so, for a device that torch knows nothing of."""
+
+    def install(answer: str | None) -> None:
+        (tmp_path / "vendor_of_devices.py").write_text(VENDOR.format(answer=answer))
+        package = tmp_path / "vendor_of_devices-1.0.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor-of-devices\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text(f"[{platform.GROUP}]\nvendor = vendor_of_devices:activate\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return install
+
+
+@pytest.mark.usefixtures("no_accelerator")
+def test_a_vendors_platform_comes_first(vendor: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang starts without being told which of the two is meant, and may be told that it is ours."""
+    from sglang.srt import platforms
+
+    vendor("sglang.srt.platforms.cpu:CpuSRTPlatform")
+    assert type(platforms._resolve_platform()).__name__ == "CpuSRTPlatform"
+    monkeypatch.setenv("SGLANG_PLATFORM", platform.ENTRY_POINT)
+    assert type(platforms._resolve_platform()).__name__ == "PortableCpuPlatform"
+
+
+@pytest.mark.usefixtures("no_accelerator")
+def test_a_vendors_platform_that_keeps_away_as_well_leaves_sglang_its_own(
+    vendor: Callable[[str | None], None],
+) -> None:
+    """Whether it does is not asked: that might import a driver."""
+    vendor(None)
+    assert platform.activate() is None
+
+
+KINDS = ("cuda", "xpu", "mps", "npu", "musa", "hpu", "accelerator")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_accelerator_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    for other in ("cuda", "xpu", "mps", "npu", "musa", "hpu"):
+    for other in KINDS:
         device = SimpleNamespace(is_available=lambda present=other == kind: present)
         monkeypatch.setattr(torch, other, device, raising=False)
     assert platform.has_accelerator()

@@ -97,9 +97,9 @@ def platforms(found: Sequence[EntryPoint], selected: str) -> Finding:
     if PLATFORM not in names:
         return wrong(f"SGLang finds no {PLATFORM} here", "pip install . in a checkout of swift-tiers, into this Python")
     if others and not selected:
-        return warning(
-            f"{PLATFORM} and {', '.join(others)}: SGLang refuses to start where both feel responsible",
-            f"set SGLANG_PLATFORM to the one that is meant: {' or '.join((PLATFORM, *others))}",
+        return note(
+            f"{', '.join(others)}, which {PLATFORM} leaves this machine to",
+            f"to serve on its processors, set SGLANG_PLATFORM={PLATFORM}",
         )
     return ok(f"only {PLATFORM}" if not selected else f"SGLANG_PLATFORM={selected}")
 
