@@ -495,6 +495,18 @@ def test_huge_pages() -> None:
     assert_finding(machine.huge_pages(None, lambda: 0.0), "warning", "has no transparent huge pages")
 
 
+def test_huge_pages_that_are_larger_than_a_test_buffer_are_not_missed(tmp_path: Path) -> None:
+    """With pages of 64 KiB they have 512 MiB."""
+    file = tmp_path / "hpage_pmd_size"
+    assert machine._huge_page_bytes(file) is None
+    file.write_text("536870912\n")
+    size = machine._huge_page_bytes(file)
+    assert size == 512 << 20
+    assert_finding(machine.huge_pages("always", lambda: 0.0, size), "note", "each has 512MiB", "not tried")
+    assert_finding(machine.huge_pages("never", lambda: 0.0, size), "warning", "switched off")
+    assert_finding(machine.huge_pages("madvise", lambda: 1.0, 2 << 20), "ok", "100%")
+
+
 def test_the_share_of_huge_pages_is_measured() -> None:
     assert 0.0 <= machine.huge_share() <= 1.0
 

@@ -56,7 +56,7 @@ def checks(config: TiersConfig) -> Iterator[Check]:
     yield Check("io_uring", lambda: io_uring(config.ssd, _probe_ring(), _seccomp()))
     # Slow the first time: it imports torch.
     yield Check("host memory", lambda: host_memory(config.host, _memory(), _automatic_size()), 60.0)
-    yield Check("huge pages", lambda: huge_pages(_huge_page_setting(), huge_share), 15.0)
+    yield Check("huge pages", lambda: huge_pages(_huge_page_setting(), huge_share, _huge_page_bytes()), 15.0)
     yield Check("locked memory", lambda: locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], version))
     yield Check("open files", lambda: open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
     yield Check("/dev/shm", lambda: shared_memory(Path("/dev/shm")))
@@ -125,13 +125,16 @@ def host_memory(config: HostConfig, memory: Memory, automatic: int) -> Finding:
     return ok(text)
 
 
-def huge_pages(setting: str | None, share: Callable[[], float]) -> Finding:
-    """`setting`: the kernel's word for transparent huge pages; `share`: measures how much of a buffer is in them."""
+def huge_pages(setting: str | None, share: Callable[[], float], page_bytes: int | None = None) -> Finding:
+    """`setting`: the kernel's word for transparent huge pages; `share`: measures how much of a buffer is in them, of
+    which each has so many bytes (unset: the kernel does not say)."""
     switch = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     if setting is None:
         return warning("this kernel has no transparent huge pages: SSD reads are slower", "use a kernel that has them")
     if setting == "never":
         return warning("switched off: SSD reads into host memory are slower", switch)
+    if page_bytes is not None and page_bytes > _PROBE_BYTES:  # as where pages have 64 KiB
+        return note(f"{setting}; each has {format_size(page_bytes)} on this kernel, more than a test buffer: not tried")
     got = share()
     text = f"{setting}; {got:.0%} of a test buffer is in huge pages"
     if got < 0.9:
@@ -226,6 +229,13 @@ def _probe_ring() -> str | None:
 def _seccomp(status: Path = Path("/proc/self/status")) -> bool:
     match = re.search(r"^Seccomp:\s+(\d)", status.read_text(), re.MULTILINE)
     return match is not None and match[1] == _SECCOMP_FILTER
+
+
+def _huge_page_bytes(file: Path = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _huge_page_setting(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str | None:
