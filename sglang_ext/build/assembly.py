@@ -107,6 +107,10 @@ class Rank(NamedTuple):
             self._replace(tensor=tensor, data=data).name for data in range(self.data_size) for tensor in tensors
         )
 
+    def names_beside(self, machines: int) -> tuple[str, ...]:
+        """Of all ranks of its server on its own machine, one of so many."""
+        return self.names(machines, self.tensor // max(1, self.tensor_size // machines))
+
     @property
     def total(self) -> int:
         """Ranks of this server on all machines together."""
@@ -305,7 +309,7 @@ def open_ssd(config: SsdConfig, rank: Rank, machines: int = 1) -> SsdTier | None
     or device is named."""
     if not config.directories and not config.devices:
         return None
-    files = DeviceFiles(rank.name, rank.here(machines), config)
+    files = DeviceFiles(rank.name, rank.here(machines), config, rank.names_beside(machines))
     paths = files.paths()
     files.make_missing()
     array: Any = open_array(paths, engine=config.engine)

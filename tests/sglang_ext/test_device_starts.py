@@ -90,6 +90,40 @@ def test_sizes_are_of_each_machine(folders, monkeypatch) -> None:
     close(make_stack(ssd=tier))
 
 
+def test_ranks_that_come_one_after_another_make_files_of_one_size(folders, monkeypatch) -> None:
+    """What is free is less for each, by what those before it have made. Files of other machines' ranks are none of
+    theirs, nor what is left."""
+    lay(folders[0], "dp0-tp1")
+
+    def usage(path: str):
+        made = [file for folder in folders[:2] for file in folder.iterdir() if "tp1" not in file.name]
+        free = 8 * SIZE - sum(os.path.getsize(file) for file in made)
+        return shutil._ntuple_diskusage(2**40, 2**40 - free, free)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    for data in (1, 0):
+        tier = open_ssd(config_of(folders[:2], None), Rank(0, 2, data, 2), 2)
+        assert tier is not None
+        assert [os.path.getsize(path) for path in tier.paths] == [SIZE, SIZE]
+        close(make_stack(ssd=tier))
+
+
+def test_a_file_beside_a_large_one_takes_half_of_what_is_free(folders, monkeypatch) -> None:
+    """Of a start at which a size was configured."""
+    with open(folders[0] / NAME, "wb") as file:
+        file.truncate(12 * SIZE)
+    with_free(monkeypatch, 4 * SIZE)
+    names = ("dp0-tp0", "dp0-tp1")
+    assert DeviceFiles("dp0-tp1", 2, config_of(folders[:1], None), names).size_in(folders[0]) == 2 * SIZE
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4])
+def test_a_rank_knows_which_others_its_machine_has(machines: int) -> None:
+    share = 4 // machines
+    for tensor in range(4):
+        assert Rank(tensor, 4, 1, 2).names_beside(machines) == Rank(0, 4, 0, 2).names(machines, tensor // share)
+
+
 # ---- of which ranks ----
 
 

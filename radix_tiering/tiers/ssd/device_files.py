@@ -74,6 +74,7 @@ class DeviceFiles(NamedTuple):
     rank: str  # "dp0-tp0"
     ranks: int  # of the server on this machine: each has a file in every directory
     config: SsdConfig
+    names: tuple[str, ...] = ()  # of these ranks, as far as they are known
 
     def path_in(self, directory: Path) -> Path:
         return directory / f"{_BEFORE}{self.rank}{_BEHIND}"
@@ -84,7 +85,7 @@ class DeviceFiles(NamedTuple):
         return directories + [Path(device) for device in self.config.devices]
 
     def size_in(self, directory: Path) -> int:
-        return new_device_size(self.config, directory, self.ranks)
+        return new_device_size(self.config, directory, self.ranks, self.names)
 
     def missing(self) -> list[Path]:
         """The device files of the configured directories that a start makes: those that are not there.
@@ -166,13 +167,24 @@ def free_in(directory: Path) -> int:
     return shutil.disk_usage(directory).free + sum(size for _, size in half_made(directory))
 
 
-def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:
-    """Bytes of a new device file in `directory`."""
+def new_device_size(config: SsdConfig, directory: Path, ranks: int, names: Sequence[str] = ()) -> int:
+    """Bytes of a new device file in `directory`, which each of so many `ranks` on this machine makes when it comes.
+
+    Unset, it is an even part of half of what was free before those of `names` made theirs: pages are kept as far as
+    every rank has room for them, so that ranks whose parts differ use the smallest. Where other files than such ones
+    are there, what has yet to be made takes half of what is free now, at most.
+    """
     if config.size_per_device is not None:
         return int(config.size_per_device)
     device = os.stat(directory).st_dev
-    sharing = sum(os.path.isdir(name) and os.stat(name).st_dev == device for name in config.directories)
-    return min(AUTOMATIC_DEVICE_LIMIT, free_in(directory) // 2 // ranks // max(1, sharing))
+    places = {os.path.realpath(name) for name in (str(directory), *config.directories) if os.path.isdir(name)}
+    sharing = [Path(place) for place in places if os.stat(place).st_dev == device]
+    # Before what is free is: a file that is made meanwhile must not count as both.
+    made = [os.lstat(path).st_size for place in sharing for path in device_files_in(place) if _rank_of(path) in names]
+    free, files = free_in(directory), ranks * len(sharing)
+    # An empty file is made anew.
+    even, left = (free + sum(made)) // 2 // files, free // 2 // max(1, files - sum(size > 0 for size in made))
+    return min(AUTOMATIC_DEVICE_LIMIT, even, left)
 
 
 def check_directories(config: SsdConfig, ranks: int, launch: LaunchRanks | None = None) -> None:
@@ -240,7 +252,7 @@ def _check_room(config: SsdConfig, ranks: int, names: Sequence[str], unused: Seq
     missing = Counter(str(path.parent) for rank in names for path in DeviceFiles(rank, ranks, config).missing())
     needs: dict[int, list[tuple[str, int]]] = {}  # by file system: directory, bytes of its new files
     for name, files in missing.items():
-        size, device = new_device_size(config, Path(name), ranks), os.stat(name).st_dev
+        size, device = new_device_size(config, Path(name), ranks, names), os.stat(name).st_dev
         if size < SMALLEST_DEVICE:
             raise ConfigError(
                 f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
