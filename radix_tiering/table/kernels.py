@@ -164,10 +164,19 @@ def _hidden(words, meta, r):
 
 
 @_part
-def _has_left(words, meta, r):
-    """Whether a page has left, or one before it, or all of its namespace: nobody finds it any more, though it may take
-    a while until it is gone."""
-    return (words[r, FLAGS] | words[words[r, SPACE], FLAGS]) & DROPPED != 0 or _hidden(words, meta, r)
+def _hidden_behind(words, meta, r, before, hidden):
+    """`_hidden`, where it is known of the page looked at before this one (-1: of none). So who looks at the pages of a
+    chain, one after the other, climbs to its beginning once, and not once a page."""
+    if before >= 0 and words[r, PARENT] == before:
+        return hidden
+    return _hidden(words, meta, r)
+
+
+@_part
+def _has_left(words, meta, r, hidden):
+    """Whether a page has left, or one before it, as `hidden` says, or all of its namespace: nobody finds it any more,
+    though it may take a while until it is gone."""
+    return hidden or (words[r, FLAGS] | words[words[r, SPACE], FLAGS]) & DROPPED != 0
 
 
 @_part
@@ -920,10 +929,7 @@ def find_chain(words, longs, table, heaps, meta, notes, space, keys, out):
     before = np.int64(-1)
     for at in range(keys.shape[0]):
         r = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
-        # What follows a page that is there is hidden only if it has left itself.
-        if r < 0 or (_hidden(words, meta, r) if before < 0 or words[r, PARENT] != before else False):
-            return at
-        if words[r, FLAGS] & DROPPED:
+        if r < 0 or words[r, FLAGS] & DROPPED or _hidden_behind(words, meta, r, before, False):
             return at
         out[at] = before = r
     return keys.shape[0]
@@ -932,7 +938,7 @@ def find_chain(words, longs, table, heaps, meta, notes, space, keys, out):
 @_entry("boolean", "int64")
 def has_left(words, longs, table, heaps, meta, notes, r):
     """See `_has_left`."""
-    return _has_left(words, meta, r)
+    return _has_left(words, meta, r, _hidden(words, meta, r))
 
 
 @_entry("int64", "int64, int64[:,::1]")
@@ -943,7 +949,7 @@ def probe(words, longs, table, heaps, meta, notes, space, keys):
         r = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
         if r < 0 or words[r, FLAGS] & DROPPED or kind_of(words, meta, r) & ((1 << meta[TIER_COUNT]) - 1) == 0:
             return at
-        if (before < 0 or words[r, PARENT] != before) and _hidden(words, meta, r):
+        if _hidden_behind(words, meta, r, before, False):
             return at
         before = r
     return keys.shape[0]
@@ -990,11 +996,16 @@ def writable(words, longs, table, heaps, meta, notes, pages, tier, found):
     """Which of these pages, by row and generation, could be written to a tier now, one after the other. `found`: 1
     those, 2 those that lack the page before them in a durable tier, 0 the others."""
     copy = (BEGUN | WHOLE) << (BITS * tier)
+    before, hidden = np.int64(-1), False
     for at in range(pages.shape[0]):
         r = pages[at, 0]
         found[at] = 0
+        if words[r, GENERATION] != pages[at, 1]:
+            continue
+        hidden = _hidden_behind(words, meta, r, before, hidden)
+        before = r
         # What has left must not be written: it would lie on devices that have been told of a flush before.
-        if words[r, GENERATION] != pages[at, 1] or _has_left(words, meta, r):
+        if _has_left(words, meta, r, hidden):
             continue
         if words[r, TIERS] & copy or not words[r, TIERS] & WHOLE:
             continue
@@ -1002,8 +1013,8 @@ def writable(words, longs, table, heaps, meta, notes, pages, tier, found):
         parent = words[r, PARENT]
         if _durable(meta, tier) and words[parent, DEPTH] > 0 and not words[parent, TIERS] & copy:
             found[at] = 2
-            for before in range(at):
-                if found[before] == 1 and pages[before, 0] == parent:
+            for other in range(at):
+                if found[other] == 1 and pages[other, 0] == parent:
                     found[at] = 1
 
 
@@ -1048,10 +1059,14 @@ def take_in(words, longs, table, heaps, meta, notes, parent, keys, slots, now, o
     """New pages, one behind the other after a page or a root, whose bytes begin to arrive in slots of host memory; ends
     before one that is held. How many; `out`: their handles."""
     space = words[parent, SPACE]
+    before, hidden = np.int64(-1), False
     for at in range(keys.shape[0]):
-        found = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
-        if found >= 0 and not _hidden(words, meta, found):
-            return at
+        found = np.int64(_find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3]))
+        if found >= 0:
+            hidden = _hidden_behind(words, meta, found, before, hidden)
+            before = found
+            if not hidden:
+                return at
         r = _enter(words, longs, table, meta, parent, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3], now)
         _begin(words, longs, heaps, meta, r, HOST, slots[at])
         out[at], parent = _handle(words, r), r

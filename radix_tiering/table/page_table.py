@@ -208,9 +208,10 @@ class PageTable:
             return 0
         held: int = kernels.probe(*self._rows.state, root, as_keys(keys))
         if self._gone or self._emptying:
-            for at, key in enumerate(keys[:held]):
-                page = self.find(namespace, key)
-                if page is None or not self.holds(page):
+            rows = np.empty(held, np.int64)
+            held = kernels.find_chain(*self._rows.state, root, as_keys(keys[:held]), rows)
+            for at, page in enumerate(self._one_by_one(rows[:held])):
+                if not self.holds(page):
                     return at
         return held
 

@@ -3,18 +3,19 @@ leaves next is who should, and every place comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.table import kernels, page_table
 from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.kernels import BLOCK, GENERATION, HEAP, MOST_TIERS, TIER_BLOCK
 from swift_tiers.radix_tiering.table.page_table import PageTable
@@ -30,6 +31,7 @@ from swift_tiers.radix_tiering.way import sweeps
 
 from support.engine import GEOMETRY, chain
 from support.examples import examples
+from support.mutate import mutate
 from support.table_rig import LENGTH, PEER, SSD, Counting, FlushInSteps, Rig
 
 NUMBERS = st.integers(0, 10_000)
@@ -515,6 +517,96 @@ def test_a_page_that_has_left_says_so() -> None:
         for ask in ("key", "slot", "record"):
             with pytest.raises(NotHeldError):
                 getattr(page, ask)
+
+
+def filled(rig: Rig, keys: Sequence[bytes]) -> list[Page]:
+    """A sequence comes in, all of it."""
+    table = rig.table
+    pages = table.take_in(None, keys, LENGTH, table.tick())
+    assert len(pages) == len(keys)
+    table.end_all(pages, HOST, whole=True, digests=[b"d" * 16] * len(pages))
+    return pages
+
+
+def cost_of_climbs(table: PageTable, patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Pages that were climbed to from now on, to see whether one of them has left."""
+    unused = TIER_BLOCK - 1
+    climbs = "r = words[r, PARENT]"
+    mutate(patch, kernels, "_hidden", climbs, f"{climbs}; meta[{unused}] += 1")
+    return lambda: table.book.rows.count[unused]
+
+
+@pytest.mark.parametrize("asks", ["writes", "finds", "probes", "probes while memory is emptied", "takes in"])
+def test_who_asks_for_many_pages_of_a_sequence_climbs_to_its_beginning_once(
+    asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others leave. A hold of the lock, and of the interpreter, would grow with the sequence else."""
+    rig, depth, some = Rig(400, LEAST_RECENTLY_USED), 200, 64
+    table, space = rig.table, rig.table.serving
+    keys = chain(*range(depth))
+    pages = filled(rig, keys)
+    gone = filled(rig, chain("leaves", *range(depth - 1))[:150])
+    table.drop(pages[0] if asks == "takes in" else gone[0])
+    assert table.leaving
+    written = {"writes": depth - some, "probes while memory is emptied": depth}.get(asks, 0)
+    for page in pages[:written]:  # the others are written behind them
+        table.begin(page, SSD, rig.tiers[SSD - 1].take())
+        table.end(page, SSD, whole=True)
+    climbed = cost_of_climbs(table, monkeypatch)
+    if asks == "writes":
+        before = climbed()
+        assert table.writable(pages[-some:], SSD) == (pages[-some:], 0)
+        assert 0 < climbed() - before <= depth
+        assert table.writable(gone[-some:], SSD) == ([], 0), "behind what leaves"
+        assert climbed() - before <= 2 * depth
+    elif asks == "finds":
+        assert table.settled_chain(space, keys[-some:]) == pages[-some:]
+        assert 0 < climbed() <= depth
+    elif asks == "takes in":
+        for start in range(0, depth - some, some):  # into slots of those that have left
+            parent = table.find(space, keys[start - 1]) if start else None
+            before = climbed()
+            assert len(table.take_in(parent, keys[start : start + some], LENGTH, table.tick())) == some
+            assert climbed() - before <= depth
+    else:
+        if asks != "probes":
+            table.forget_memory()
+        assert table.probe(space, keys) == depth
+        assert climbed() <= 2
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    dropped=st.lists(NUMBERS, min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_pages_asked_for_together_are_as_if_each_were_asked_for_alone(
+    lengths: list[int], dropped: list[int], data: st.DataObject
+) -> None:
+    """In any order, of several sequences, while some leave, step by step: what is known of a page from the one looked
+    at before is what a climb would have found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_table, "LEAVE_AT_ONCE", 0)
+        rig = Rig(64, LEAST_RECENTLY_USED)
+        table, space = rig.table, rig.table.serving
+        chains = [chain(name, *range(length)) for name, length in enumerate(lengths)]
+        pages = [page for keys in chains for page in filled(rig, keys)]
+        for page in pages:
+            table.pin(page)  # so that it is there to be asked for
+        for number in dropped:
+            table.drop(pages[number % len(pages)])
+            table.clean_up(data.draw(st.integers(0, 2)))
+        some = data.draw(st.permutations(pages))[: data.draw(st.integers(1, len(pages)))]
+        alone = [page for page in some if table.writable([page], PEER)[0]]
+        assert alone == [page for page in some if not table.has_left(page)]
+        assert table.writable(some, PEER)[0] == alone
+        for keys in chains:
+            found = [table.find(space, key) is not None for key in keys]
+            held = found.index(False) if False in found else len(found)
+            assert len(table.settled_chain(space, keys)) == table.probe(space, keys) == held
+            if held < len(keys):
+                parent = table.find(space, keys[held - 1]) if held else None
+                assert len(table.take_in(parent, keys[held:], LENGTH, table.tick())) == len(keys) - held
 
 
 def test_a_table_tells_only_so_many_tiers_apart() -> None:
