@@ -290,7 +290,7 @@ class StackFigures(Figures, Generic[Gap]):
         "in which pages are kept below the device: `fp8`, `int8`, `int4`, which lose something; empty: as they are"
     )
     io_engine: str = text("how the ssd tier reads and writes; empty without one")
-    write_queue_pages: int | Gap = gauge("admitted to ssd and not yet written")
+    write_queue_pages: int | Gap = gauge("admitted to ssd and not yet written; of their prefixes a part")
     landing_pages: int | Gap = gauge("that landing memory on the GPU holds at most; 0 without any")
     landing_used_pages: int | Gap = gauge("of these, in use or reserved")
     outgoing_pages: int | Gap = gauge("that outgoing memory on the GPU holds at most; 0 without any")

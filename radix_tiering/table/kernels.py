@@ -1018,6 +1018,23 @@ def writable(words, longs, table, heaps, meta, notes, pages, tier, found):
                     found[at] = 1
 
 
+@_entry("int64", "int64, int64, int64[::1]")
+def lacking_before(words, longs, table, heaps, meta, notes, r, tier, out):
+    """Of the pages before this one, from the last on that has a copy in a tier, whole or on its way, the first ones, in
+    order, as handles: as many as `out` has room for. How many."""
+    copy = (BEGUN | WHOLE) << (BITS * tier)
+    lacking, at = 0, np.int64(words[r, PARENT])
+    while at >= 0 and words[at, DEPTH] > 0 and not words[at, TIERS] & copy:
+        lacking += 1
+        at = np.int64(words[at, PARENT])
+    at = np.int64(words[r, PARENT])
+    for place in range(lacking - 1, -1, -1):
+        if place < len(out):
+            out[place] = _handle(words, at)
+        at = np.int64(words[at, PARENT])
+    return min(lacking, len(out))
+
+
 @_entry("void", "int64[::1], int64, int64[::1]")
 def begin_all(words, longs, table, heaps, meta, notes, rows, tier, places):
     """Bytes of pages begin to arrive at these places of a tier."""

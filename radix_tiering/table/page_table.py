@@ -526,6 +526,13 @@ class PageTable:
         answers = found.tolist()
         return [page for page, answer in zip(pages, answers, strict=True) if answer == 1], answers.count(2)
 
+    def lacking_before(self, page: Page, tier: int, most: int) -> list[Page]:
+        """Of the pages before `page`, which is in the table, from the last on that has a copy in this tier, whole or on
+        its way, the first ones, in order: `most` at most."""
+        handles = np.empty(most, np.int64)
+        found = kernels.lacking_before(*self._rows.state, page.row, tier, handles)
+        return self._pages(handles[:found] & 0xFFFFFFFF)
+
     def has_left(self, page: Page) -> bool:
         """Whether `page`, or one before it, or its namespace has been dropped: it is found no more, though it may be a
         while until it is gone."""

@@ -5,7 +5,8 @@
 2. `Intake.commit`: they are there. Each tier beneath is offered them, at once or when host memory needs their room.
 3. `Mover.offer`, `enqueue`: a tier takes what its policy admits; to a durable one parents go before their children.
 4. `Mover.pump`, `_begin`: a bounded number of pages is being written at a time. The rest waits in a queue without
-   holding anything, so a page that leaves host memory meanwhile is simply not written. Where a tier has no room, those
+   holding anything, so a page that leaves host memory meanwhile is simply not written. What a durable tier lacks of the
+   prefix of the first one goes ahead of it, from its beginning on, a part at a time. Where a tier has no room, those
    leave for a page that are worth less, by the order of the tier.
 5. `Mover._settle`, on the tier's thread, at the end of `Tier.answers`: it is written, and its bytes were still the
    page's; or it is forgotten. So are all that ended together, before the next are begun.
@@ -14,7 +15,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..base.events import EventLog
@@ -37,6 +38,10 @@ WRITE_BACK_RESERVE = 0.25
 #: Pages that write-back writes in one step, and those that it looks at for them, most of which may be saved already:
 #: bounds how long the page table is locked.
 WRITE_BACK_STEP, WRITE_BACK_LOOKS = 64, 512
+#: Pages of a prefix that is not there which are made out at a time: bounds the same, however long the prefix is.
+PREFIX_STEP = 256
+#: No page, by row and generation.
+NO_PART = (-1, -1)
 #: Why pages are refused that came of weights which are gone.
 WEIGHTS_CHANGED = "the weights changed"
 #: ... and those that would have waited for others on the device, where they are locked.
@@ -248,13 +253,16 @@ class Mover:
         self._most_queued = math.inf if tier.most_queued is None else tier.most_queued
         self._wanted = 0
         self._queue = WriteQueue()
+        #: Row and generation of the first page of the part of a prefix that was made out last. That another part begins
+        #: with it, too, says that it could not be written. (A page that is kept would keep all that it leads to.)
+        self._part = NO_PART
         self._in_flight = 0
         self._ended: list[WriteEnded] = []  # writes, of which nobody has been told yet
         self._idle = runner.condition(table.lock)
 
     @property
     def backlog(self) -> int:
-        """Pages admitted and not yet written."""
+        """Pages admitted and not yet written, but for those of their prefixes that are made out later."""
         return len(self._queue) + self._in_flight
 
     def offer(self, pages: Iterable[Page]) -> None:
@@ -273,27 +281,15 @@ class Mover:
             if self.tier.refusal:  # their whole prefixes need not be looked at
                 self.copies.counters.refuse(self.tier.refusal, len(pages))
             return
-        before = None
         for page in pages:
-            # The prefix of a page that follows one that is queued has been looked at.
-            alone = before is not None and page.follows(before) and before in self._queue
-            for unsaved in reversed(self._missing(page, 1 if alone else math.inf)):
-                if len(self._queue) < self._most_queued:
-                    self._queue.append(unsaved)
-                else:
-                    self.copies.counters.refuse(QUEUE_FULL)
-            before = page
+            if page.begun_in(self.number) or page in self._queue:
+                continue
+            if len(self._queue) < self._most_queued:
+                self._queue.append(page)
+            else:
+                self.copies.counters.refuse(QUEUE_FULL)
+        self._part = NO_PART  # what could not be written may be by now
         self.pump()
-
-    def _missing(self, page: Page, most: float) -> list[Page]:
-        """`page` and those before it that are to be written, the last one first; so many at most."""
-        chain: list[Page] = []
-        current: Page | None = page
-        # What is queued or being written has its own prefix queued, being written or there.
-        while current is not None and not current.begun_in(self.number) and current not in self._queue:
-            chain.append(current)
-            current = current.parent if self.copies.durable and len(chain) < most else None
-        return chain
 
     def pump(self) -> None:
         """Account for writes that have ended; start others while there are pages and room in flight."""
@@ -336,8 +332,33 @@ class Mover:
         return bool(self._idle.wait_for(lambda: not self.backlog, timeout))
 
     def _next(self, count: int) -> list[Page]:
-        """Up to so many pages of the queue."""
-        return [self._queue.popleft() for _ in range(min(count, len(self._queue), BATCH))]
+        """Up to so many pages of the queue, each once. Where the first one's prefix lacks more than these, a part of it
+        goes ahead."""
+        some: dict[Page, None] = {}
+        while self._queue and len(some) < min(count, BATCH):
+            if self._queue.ahead:
+                some[self._queue.ahead.popleft()] = None
+                continue
+            page = self._queue.popleft()
+            if not self._lacks_prefix(page, some):
+                some[page] = None
+            elif some:  # which may be of its prefix: begun first
+                self._queue.put_back(page)
+                break
+            else:
+                ahead = self._table.lacking_before(page, self.number, PREFIX_STEP)
+                part = (ahead[0].row, ahead[0].generation)
+                if part == self._part:
+                    some[page] = None  # to be refused
+                else:
+                    self._part = part
+                    self._queue.put_back(page, ahead)
+        return list(some)
+
+    def _lacks_prefix(self, page: Page, some: Container[Page]) -> bool:
+        """Whether the tier, once it has `some`, lacks something that has to be there before `page`."""
+        parent = page.parent if self.copies.durable else None
+        return parent is not None and not parent.begun_in(self.number) and parent not in some
 
     def _begin_together(self, pages: Sequence[Page]) -> list[tuple[Page, Write]]:
         """Begin to write those of `pages` that are to be written and that there is room for."""

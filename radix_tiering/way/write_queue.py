@@ -14,13 +14,15 @@ class WriteQueue:
     has slots, however long nothing is written. Under the page table's lock."""
 
     def __init__(self) -> None:
+        #: What goes before the first one, in order: pages of its prefix, which are not in the queue by themselves.
+        self.ahead: deque[Page] = deque()
         self._pages: set[Page] = set()
         # Those that this round has looked at come before those that it has not.
         self._looked_at: deque[Page] = deque()
         self._others: deque[Page] = deque()
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._pages) + len(self.ahead)
 
     def __contains__(self, page: object) -> bool:
         return page in self._pages
@@ -32,10 +34,16 @@ class WriteQueue:
         self.trim(2)
 
     def popleft(self) -> Page:
-        """The first one. Raises IndexError where there is none."""
+        """The first one, with nothing ahead of it. Raises IndexError where there is none."""
         page = (self._looked_at or self._others).popleft()
         self._pages.remove(page)
         return page
+
+    def put_back(self, page: Page, ahead: Iterable[Page] = ()) -> None:
+        """`page`, which was the first one, is so again, with these ahead of it."""
+        self._looked_at.appendleft(page)
+        self._pages.add(page)
+        self.ahead.extend(ahead)
 
     def trim(self, count: int) -> None:
         """Look at so many more, and leave out those that have left host memory."""

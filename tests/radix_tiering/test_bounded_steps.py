@@ -15,6 +15,7 @@ from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD, PageTable
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.down import PREFIX_STEP, WRITE_BACK_STEP
 
 from support.engine import (
     GEOMETRY,
@@ -212,6 +213,39 @@ def test_a_flush_is_complete_when_it_returns_and_ends_in_steps(ssd: bool) -> Non
     assert stack.host.used_slots == 5 + (0 if ssd else 40)
     assert stack.table.named("ssd").pages == 5 + (0 if ssd else PAGES)
     peer.close()
+    check(stack)
+
+
+def test_a_long_sequence_that_nothing_has_saved_is_queued_in_steps() -> None:
+    """Its end leaves host memory first, and has to be written last."""
+    stack = make_stack(host_pages=PAGES + 10, ssd=memory_ssd(array=array()), policy={"write": "back"})
+    mover, keys = stack.movers["ssd"], chain(*range(PAGES))
+    for start in range(0, PAGES, 50):
+        before = mover.backlog
+        put(stack, keys[start : start + 50], parent=keys[start - 1] if start else b"\0" * 32, depth=start + 1)
+        assert mover.backlog - before <= PREFIX_STEP + WRITE_BACK_STEP
+    assert stack.wait_written(60)
+    assert stack.table.named("ssd").pages == PAGES
+    check(stack)
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_a_prefix_that_has_lost_its_copies_is_written_again_in_steps(write: str) -> None:
+    """As after a device has come back with nothing on it: by the page behind it that comes in next."""
+    stack, keys = filled(in_host=True)
+    with stack.table.lock:
+        for page in reversed(stack.table.listed()):
+            stack.table.lose(page, stack.table.named("ssd").number)
+    mover, (new,) = stack.movers["ssd"], chain("new")
+    before = mover.backlog
+    if write == "through":
+        put(stack, [new], parent=keys[-1], depth=PAGES + 1)
+    else:
+        with stack.table.lock:
+            mover.offer([stack.table.find(stack.digest, keys[-1])])
+    assert mover.backlog - before <= PREFIX_STEP + 1
+    assert stack.wait_written(60)
+    assert stack.table.named("ssd").pages == PAGES + (write == "through")
     check(stack)
 
 

@@ -44,6 +44,7 @@ KNOBS: list[tuple[Any, str, Sequence[int]]] = [
     (sweeps, "PAGES_PER_HOLD", (1, 3, 64)),
     (LentMemory, "writes_in_flight", (1, 16)),
     (down, "WRITE_BACK_STEP", (1, 64)),
+    (down, "PREFIX_STEP", (1, 2, 256)),
 ]
 #: How a process ends.
 ENDS = ("the end in order", "the process", "the power")
