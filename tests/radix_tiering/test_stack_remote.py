@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.base.token_bucket import BURST_REQUESTS
 from swift_tiers.radix_tiering.base.units import Duration, Size
 from swift_tiers.radix_tiering.bus.contract.commands import Flush, SetPolicy
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.remote import reads
 from swift_tiers.radix_tiering.tiers.remote.breaker import MOST_REST
 from swift_tiers.radix_tiering.tiers.remote.engine import EngineEvent, RemoteEngine
 from swift_tiers.radix_tiering.tiers.remote.line import MOST_PAUSE
@@ -88,6 +89,65 @@ def test_a_page_of_which_there_is_a_hint_is_neither_saved_nor_evicted_for_it(mac
     wait_sent(second)
     assert second.table.find(second.digest, keys[-1]) is None
     assert get(second, keys) == 2 * RUN, "found again by asking"
+
+
+@on_machines
+def test_one_use_of_a_long_prefix_sends_all_of_it(machines: Machines) -> None:
+    """A prompt of 358,000 tokens is 700 runs, and two are sent at a time."""
+    runs = 100
+    first, keys = machines.server(host_pages=runs * RUN, admission="reuse"), run_of("a", runs)
+    put(first, keys)
+    wait_sent(first)
+    assert not machines.store.objects
+    assert get(first, keys) == runs * RUN
+    wait_sent(first)
+    assert len(machines.store.objects) == runs * RUN // SHAPE.pages
+    assert not first.snapshot().tiers["remote"].refusals
+
+
+def questions(machines: Machines) -> list[int]:
+    """How many names each of them had."""
+    return [len(job.names) for job in machines.store.jobs if job.verb == "exists"]
+
+
+@pytest.mark.parametrize(("runs", "names"), [(5, [2, 2, 1]), (4, [2, 2]), (3, [2, 1])])
+def test_more_runs_than_one_question_asks_for_are_asked_for_by_the_next(runs: int, names: list[int]) -> None:
+    @on_machines
+    def all_of_them_are_found(machines: Machines) -> None:
+        _, second, keys = machines.sent(runs)
+        machines.store.jobs.clear()
+        assert get(second, keys) == runs * RUN
+        assert questions(machines) == names
+
+    @on_machines
+    def nobody_asks_behind_one_that_is_missing(machines: Machines) -> None:
+        first, second, keys = machines.server(), machines.server(), run_of("a", runs)
+        put(first, keys[:RUN])
+        wait_sent(first)
+        machines.store.jobs.clear()
+        assert get(second, keys) == RUN
+        assert questions(machines) == [2]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reads, "MOST_TAILS", 2)
+        for seed in range(3):
+            all_of_them_are_found(seed)
+            nobody_asks_behind_one_that_is_missing(seed)
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(0.012, 2), (0.008, 4)])
+def test_the_next_question_has_what_is_left_of_the_deadline(seconds: float, found: int) -> None:
+    @on_machines
+    def no_longer_than_that(machines: Machines) -> None:
+        _, second, keys = machines.sent(6)
+        machines.store.seconds = lambda job: seconds if job.verb == "exists" else 0.001
+        assert get(second, keys) == found * RUN
+        assert snapshot(second).lookups_late == 0, "blamed for what there was no time for"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reads, "MOST_TAILS", 2)
+        for seed in range(3):
+            no_longer_than_that(seed)
 
 
 @on_machines

@@ -155,8 +155,7 @@ def unwrap(memory: np.ndarray, shape: ObjectShape, namespace: bytes, key: bytes)
     return ObjectHeader(space, depth, page_bytes, keys, tuple(entry[KEY_BYTES:] for entry in entries))
 
 
-def tails(depth: int, keys: Sequence[bytes], shape: ObjectShape, most: int | None = None) -> list[int]:
-    """Which of `keys`, that follow `depth` pages, are the last ones of runs: their indices, `most` at most, all
-    without."""
+def tails(depth: int, keys: Sequence[bytes], shape: ObjectShape) -> list[int]:
+    """Which of `keys`, that follow `depth` pages, are the last ones of runs: their indices."""
     first = (depth // shape.run + 1) * shape.run - depth - 1
-    return list(range(first, len(keys), shape.run))[:most]
+    return list(range(first, len(keys), shape.run))

@@ -30,7 +30,8 @@ OBJECTS_TOGETHER, MOST_TOGETHER = 4, 8
 TOGETHER_SECONDS = 0.05
 #: Jobs that may be under way.
 MOST_READS = 2
-#: Runs that are asked for in one question.
+#: Runs that are asked for in one question. Where all of them are there, another one, within the same deadline, is for
+#: what follows.
 MOST_TAILS = 512
 
 
@@ -120,33 +121,48 @@ class ObjectReads:
     def find(self, finding: RunSearch) -> None:
         """Ask how much is there; the answer is nothing where nothing is asked."""
         chain = finding.chain
-        ends = tails(chain.depth, chain.keys, self._shape, MOST_TAILS)
+        self._search(finding, tails(chain.depth, chain.keys, self._shape), 0)
+
+    def _search(self, finding: RunSearch, ends: Sequence[int], known: int) -> None:
+        """Ask for the next runs of a chain, which end at `ends`; so many of them are there as far as is known."""
+        chain = finding.chain
+        some = ends[known : known + MOST_TAILS]
         if self._rumours.any_lost:
-            lost = self._rumours.first_lost(self._objects(chain, ends[-1] if ends else -1), self._clock())
-            ends = [end for end in ends if end < lost]
-        names = [self._names.name(chain.namespace, chain.keys[end]) for end in ends]
+            lost = self._rumours.first_lost(self._objects(chain, some[-1] if some else -1), self._clock())
+            some = [end for end in some if end < lost]
+        names = [self._names.name(chain.namespace, chain.keys[end]) for end in some]
         self.counts["lookups"] += bool(names)
+        asked = self._clock()
 
         def found(there: Sequence[bool]) -> None:
             count = leading(there)
-            for end in ends[:count]:
+            for end in some[:count]:
                 self._rumours.is_there(RunKey(chain.namespace, chain.keys[end]))
-            for end in ends[count:]:
+            for end in some[count:]:
                 self._rumours.is_not_there(RunKey(chain.namespace, chain.keys[end]))
-            pages = ends[count - 1] + 1 if count else 0
-            self.counts["found_pages"] += pages
-            if pages and self._probe is not None:
-                self._probe.found()
-            self._found.append(partial(finding.done, self._places(chain, pages)))
+            now = self._clock()
+            # There has to be time for one like this: an engine that answers in time is not to be blamed for being late.
+            if count == MOST_TAILS and 2 * now - asked <= finding.until:
+                self._search(finding, ends, known + count)
+            else:
+                self._tell_found(finding, ends[: known + count])
 
         def late() -> None:
             self.counts["lookups_late"] += 1
-            self._found.append(partial(finding.done, []))
+            self._tell_found(finding, ends[:known])
 
         # Where this thread itself took too long, the engine is not to blame.
         asks = bool(names) and self._line.open and self._clock() < finding.until
         if not asks or not self._line.ask("exists", names, (), finding.until, found, late):
-            self._found.append(partial(finding.done, []))
+            self._tell_found(finding, ends[:known])
+
+    def _tell_found(self, finding: RunSearch, ends: Sequence[int]) -> None:
+        """The runs that end there are all that is there, as far as is known."""
+        pages = ends[-1] + 1 if ends else 0
+        self.counts["found_pages"] += pages
+        if pages and self._probe is not None:
+            self._probe.found()
+        self._found.append(partial(finding.done, self._places(finding.chain, pages)))
 
     def _places(self, chain: Chain, pages: int) -> list[RemotePlace]:
         """Of the chain's first so many pages, which end with an object. The first ones may be in the middle of one."""

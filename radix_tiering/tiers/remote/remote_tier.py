@@ -30,8 +30,9 @@ from .worker import FORGET_ARRIVED, RemoteWorker
 RUN_TOKENS = 512
 #: Objects that arrival memory holds at least.
 FEWEST_SLOTS = 4
-#: Runs that wait to be written.
-MOST_QUEUED_RUNS = 64
+#: Runs that wait to be written: those of a few of the longest prompts that there are, of which one use offers all. One
+#: takes 200 bytes; what has left host memory meanwhile is looked at once, and left out.
+MOST_QUEUED_RUNS = 4096
 
 
 class RemoteSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,10 +86,9 @@ def test_objects_are_about_as_large_as_they_are_to_be(page_bytes: int, tokens: i
 
 def test_only_the_last_pages_of_runs_are_asked_for() -> None:
     keys = chain(*range(20))
-    assert tails(0, keys, SHAPE, 100) == [5, 11, 17]
-    assert tails(5, keys, SHAPE, 100) == [0, 6, 12, 18]
-    assert tails(6, keys[:5], SHAPE, 100) == []
-    assert tails(0, keys, SHAPE, 2) == [5, 11]
+    assert tails(0, keys, SHAPE) == [5, 11, 17]
+    assert tails(5, keys, SHAPE) == [0, 6, 12, 18]
+    assert tails(6, keys[:5], SHAPE) == []
 
 
 def test_a_name_says_what_it_is_of_to_those_who_have_the_secret_alone() -> None:
