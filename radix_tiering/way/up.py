@@ -445,13 +445,13 @@ class Restorer:
             some = keys[start : start + USES_PER_HOLD]
             with self._table.lock:
                 lacking = self._table.use_chain(some, now, reach, self._beneath)
-                if offers:
-                    for mover in self._movers:
-                        mover.offer(lacking)
                 if restore is not None and restore.state is RestoreState.RUNNING and self._finder is not None:
                     hinted = self._table.hinted(self._table.settled_chain(self._table.serving, some))
                     self._table.pin_all(hinted)
                     restore.leans_on += hinted
+            for at in range(0, len(lacking) if offers else 0, PAGES_PER_HOLD):
+                with self._table.lock:
+                    self._offer([page for page in lacking[at : at + PAGES_PER_HOLD] if not page.dropped])
             yield
 
     def used(self, keys: Sequence[bytes]) -> None:

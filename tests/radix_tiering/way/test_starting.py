@@ -12,6 +12,7 @@ from swift_tiers.ops.lab.torture.scenarios import pages_at_peers_alone
 from swift_tiers.ops.lab.torture.taking import KnownCosts
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.page_table import PAGES_PER_HOLD
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.model_engine import ModelStore
 from swift_tiers.radix_tiering.way import up
@@ -195,6 +196,20 @@ def test_who_waits_comes_before_uses_that_are_only_counted(monkeypatch: pytest.M
         close(stack)
 
     runner.run(main)
+
+
+def test_a_use_offers_few_pages_in_one_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though many are counted in one: whoever offers looks at each."""
+    stack = make_stack(400, ssd=memory_ssd())
+    keys = chain(*range(300))
+    stack.movers["ssd"].enabled = False
+    put(stack, keys)
+    offered: list[int] = []
+    monkeypatch.setattr(stack.movers["ssd"], "offer", lambda pages: offered.append(len(pages)))
+    stack.restorer.used(keys)
+    stack.restorer.wait_idle()
+    assert sum(offered) == len(keys)
+    assert max(offered) == PAGES_PER_HOLD
 
 
 def test_uses_that_nobody_has_time_for_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
