@@ -708,7 +708,8 @@ def test_a_page_that_its_donor_has_not_stored_is_not_there(room) -> None:
 
 
 def test_a_page_that_cannot_be_staged_costs_none_of_the_others(room) -> None:
-    donor = room.donor(pages=8, timing=LONG)
+    # Nobody gives a lease up here before the bound that its donor sets.
+    donor = room.donor(pages=8, timing=Timing(term=LONG.term, recall_bound=1.0))
     borrower = room.borrower()
     borrower.borrow({"d": donor.address}, 8)
     staging = borrower.tier._worker.staging
