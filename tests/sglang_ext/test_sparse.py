@@ -18,6 +18,7 @@ from support.scheduler_process import SchedulerProcess, SchedulerRanks
 from support.slow_link import costs_are_unknown
 from support.tiers_of_a_model import (
     PLACES,
+    answered_from,
     answered_over_zeros,
     answers_of,
     arguments_of,
@@ -128,6 +129,7 @@ def test_answers_are_the_same_from_every_tier(kind, tiers, expected, place):
 
 @pytest.mark.exhaustive
 def test_answers_are_the_same_from_ssd_after_a_restart(kind, tiers, arguments, expected):
+    tiers(answered_from, "device")  # whatever ran before
     tiers.close()
     with SchedulerProcess(arguments, prepare=kind.prepare) as restarted:
         check_after_a_restart(restarted, expected, kind.page)
