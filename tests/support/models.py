@@ -11,6 +11,17 @@ from typing import Any
 from swift_tiers.ops.base.model import byte_tokenizer, save_tokenizer, write_random_model
 
 CONTEXT, VOCABULARY, HIDDEN = 8192, 512, 64
+#: What most of their configurations say.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
 #: Tokens that a window layer of `tiny_gemma` looks back.
 WINDOW = 128
 
@@ -21,17 +32,13 @@ def tiny_mla(directory: Path, *, seed: int = 0) -> Path:
 
     def build(**special_ids: int) -> Any:
         config = DeepseekV2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
+            **SIZES,
             moe_intermediate_size=32,
-            num_hidden_layers=4,
             first_k_dense_replace=4,
             n_routed_experts=4,
             n_shared_experts=1,
             num_experts_per_tok=2,
             topk_method="greedy",
-            num_attention_heads=4,
             num_key_value_heads=4,
             q_lora_rank=24,
             kv_lora_rank=32,
@@ -39,9 +46,6 @@ def tiny_mla(directory: Path, *, seed: int = 0) -> Path:
             qk_nope_head_dim=16,
             v_head_dim=16,
             head_dim=16,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
             **special_ids,
         )
         return DeepseekV2ForCausalLM(config)
@@ -113,14 +117,9 @@ def tiny_hybrid(directory: Path, *, seed: int = 0) -> Path:
 
     def build(**special_ids: int) -> Any:
         config = FalconH1Config(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            **SIZES,
             num_key_value_heads=2,
             head_dim=16,
-            max_position_embeddings=CONTEXT,
             mamba_d_ssm=64,
             mamba_n_heads=4,
             mamba_d_head=16,
@@ -128,15 +127,9 @@ def tiny_hybrid(directory: Path, *, seed: int = 0) -> Path:
             mamba_d_state=16,
             mamba_d_conv=4,
             mamba_chunk_size=64,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
             **special_ids,
         )
-        model = FalconH1ForCausalLM(config)
-        for layer in model.model.layers:
-            # States forget slowly, or none would depend on what was more than a few tokens before.
-            layer.mamba.A_log.data -= math.log(50)
-        return model
+        return _forgets_slowly(FalconH1ForCausalLM(config))
 
     write_random_model(directory, build, context=CONTEXT, seed=seed)
     return directory
@@ -150,12 +143,8 @@ def tiny_delta(directory: Path, *, seed: int = 0) -> Path:
 
     def build(**special_ids: int) -> Any:
         config = Qwen3_5TextConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=4,
+            **SIZES,
             layer_types=["linear_attention", "full_attention"] * 2,
-            num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=32,
             # Three heads of values for one of keys: SGLang's model has no kernel of its own for these.
@@ -163,17 +152,9 @@ def tiny_delta(directory: Path, *, seed: int = 0) -> Path:
             linear_num_value_heads=6,
             linear_key_head_dim=16,
             linear_value_head_dim=16,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
             **special_ids,
         )
-        model = Qwen3_5ForCausalLM(config)
-        for layer in model.model.layers:
-            if hasattr(layer, "linear_attn"):
-                # States forget slowly, or none would depend on what was more than a few tokens before.
-                layer.linear_attn.A_log.data -= math.log(50)
-        return model
+        return _forgets_slowly(Qwen3_5ForCausalLM(config))
 
     write_random_model(directory, build, context=CONTEXT, seed=seed)
     norms = {f"mtp.{name}": torch.zeros(HIDDEN) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
@@ -190,13 +171,9 @@ def tiny_kimi(directory: Path, *, seed: int = 0) -> Path:
 
     def build(**special_ids: int) -> Any:
         config = KimiLinearConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=4,
+            **SIZES,
             layer_types=["linear_attention", "full_attention"] * 2,
             mlp_layer_types=["dense"] * 4,
-            num_attention_heads=4,
             num_key_value_heads=4,
             kv_lora_rank=32,
             qk_rope_head_dim=16,
@@ -204,19 +181,12 @@ def tiny_kimi(directory: Path, *, seed: int = 0) -> Path:
             v_head_dim=16,
             linear_num_heads=heads,
             linear_head_dim=dim,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
             **special_ids,
         )
-        return KimiLinearForCausalLM(config)
+        return _forgets_slowly(KimiLinearForCausalLM(config))
 
     write_random_model(directory, build, context=CONTEXT, seed=seed)
     weights = load_file(directory / "model.safetensors")
-    for name, weight in weights.items():
-        if name.endswith("A_log"):
-            # States forget slowly, or none would depend on what was more than a few tokens before.
-            weight -= math.log(50)
     _save({name.replace("block_sparse_moe", "mlp"): weight for name, weight in weights.items()}, directory)
     linear = {"kda_layers": [1, 3], "full_attn_layers": [2, 4], "num_heads": heads, "head_dim": dim}
     return _configure(
@@ -235,16 +205,9 @@ def tiny_minimax(directory: Path, *, seed: int = 0) -> Path:
 
     def build(**special_ids: int) -> Any:
         config = Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            **SIZES,
             num_key_value_heads=2,
             head_dim=dim,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
             **special_ids,
         )
         return Qwen3ForCausalLM(config)
@@ -308,19 +271,12 @@ def tiny_gemma(directory: Path, *, own_pool: bool = False, seed: int = 0) -> Pat
 
     def build(**special_ids: int) -> Any:
         config = Gemma3TextConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            **{**SIZES, "initializer_range": 0.3, "tie_word_embeddings": True},
             num_key_value_heads=2,
             head_dim=16,
-            max_position_embeddings=CONTEXT,
             sliding_window=WINDOW,
             sliding_window_pattern=2,
-            initializer_range=0.3,
             query_pre_attn_scalar=16,
-            tie_word_embeddings=True,
             **special_ids,
         )
         model = Gemma3ForCausalLM(config)
@@ -416,15 +372,8 @@ def tiny_mtp(directory: Path, *, seed: int = 0) -> Path:
 
     def build(**special_ids: int) -> Any:
         config = Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            **SIZES,
             num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            tie_word_embeddings=False,
             **special_ids,
         )
         return Qwen2ForCausalLM(config)
@@ -503,6 +452,14 @@ def tiny_vl(directory: Path, *, seed: int = 0) -> Path:
         chat_template=tokenizer.chat_template,
     ).save_pretrained(directory)
     return directory
+
+
+def _forgets_slowly(model: Any) -> Any:
+    """A model that keeps states: none would depend on what was more than a few tokens before."""
+    for name, weight in model.named_parameters():
+        if name.endswith("A_log"):
+            weight.data -= math.log(50)
+    return model
 
 
 def _add_layer(directory: Path, like: str, name: str, norms: dict[str, Any], projection: str, *, seed: int) -> None:
