@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .runner import THREADS, Condition, Flag, Lock, Poller, Queue, Runner, Thread, ThreadRunner
     from .slot_map import MapPiece, SlotState, TierMap
     from .units import Duration, Size, format_size
-    from .usable_memory import available_memory, container_limit, container_room, total_memory
+    from .usable_memory import available_memory, container_room, total_memory
 else:
     __getattr__ = lazily(__name__)
 
@@ -91,7 +91,6 @@ __all__ = [
     "TiersConfig",
     "Waker",
     "available_memory",
-    "container_limit",
     "container_room",
     "donation_bounds",
     "dump_config",

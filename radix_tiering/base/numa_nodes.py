@@ -16,6 +16,8 @@ from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
+from .kernel_files import text_in
+
 _NODES = "sys/devices/system/node"
 #: The number of get_mempolicy: glibc has no function for it.
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}.get(platform.machine())
@@ -62,7 +64,7 @@ def policy_nodes() -> Set[int] | None:
 
 
 def _allowed(root: Path) -> Set[int] | None:
-    match = re.search(r"^Mems_allowed_list:\s*(\S+)$", _text(root / "proc/self/status"), re.MULTILINE)
+    match = re.search(r"^Mems_allowed_list:\s*(\S+)$", text_in(root / "proc/self/status"), re.MULTILINE)
     return _numbers(match[1]) if match else None
 
 
@@ -93,12 +95,5 @@ def _memory_of(nodes: Set[int] | None, root: Path) -> NodeMemory | None:
 
 def _figures(place: Path) -> dict[str, int]:
     """What a node says of its memory, bytes."""
-    lines = re.findall(r"^Node \d+ (\S+):\s+(\d+) kB$", _text(place / "meminfo"), re.MULTILINE)
+    lines = re.findall(r"^Node \d+ (\S+):\s+(\d+) kB$", text_in(place / "meminfo"), re.MULTILINE)
     return {name: int(kilobytes) * 1024 for name, kilobytes in lines}
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from .kernel_files import number_in, text_in
 from .numa_nodes import NodeMemory, bound_nodes, container_nodes
 
 _ROOT = Path("/")
@@ -98,14 +99,8 @@ def total_memory(root: Path = _ROOT) -> int | None:
     return _meminfo(root, "MemTotal")
 
 
-def container_limit(root: Path = _ROOT) -> int | None:
-    """The lowest limit that this process is under, bytes; None: it is under none."""
-    lowest = lowest_limit(root)
-    return None if lowest is None else lowest.limit
-
-
 def lowest_limit(root: Path = _ROOT) -> MemoryLimit | None:
-    """That of all that this process and others of its container are under; None: they are under none."""
+    """The lowest that this process and all others of its container are under; None: they are under none."""
     return min(memory_limits(root), key=lambda found: found.limit, default=None)
 
 
@@ -136,21 +131,18 @@ def _limit_of_nodes(memory: NodeMemory | None) -> MemoryLimit | None:
 
 
 def _meminfo(root: Path, name: str) -> int | None:
-    try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    for line in text_in(root / "proc/meminfo").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
     return None
 
 
 def _limit_of(files: _CgroupFiles, directory: Path) -> MemoryLimit | None:
     """None where this group has none, or is not seen from here."""
-    limit = _number(directory / files.limit)
+    limit = number_in(directory / files.limit)
     if limit is None or limit >= _UNLIMITED:
         return None
-    used = _number(directory / files.used) or 0
+    used = number_in(directory / files.used) or 0
     # What was read of files, as weights are, counts as used, but makes room for whoever needs it.
     return MemoryLimit(limit, max(0, used - _cached(directory / "memory.stat", files.cache)), _group(files, directory))
 
@@ -166,15 +158,8 @@ def _group(files: _CgroupFiles, directory: Path) -> str:
 
 def _cached(file: Path, names: tuple[str, ...]) -> int:
     """Bytes of files that are kept in memory, of tmpfs none: those stay."""
-    figures = (line.split(" ") for line in _lines(file))
+    figures = (line.split(" ") for line in text_in(file).splitlines())
     return sum(int(figure[1]) for figure in figures if figure[0] in names)
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None  # no such file, or "max"
 
 
 def _directories(root: Path) -> Iterator[tuple[_CgroupFiles, Path]]:
@@ -196,7 +181,7 @@ def _directories(root: Path) -> Iterator[tuple[_CgroupFiles, Path]]:
 
 def _own_groups(root: Path) -> Iterator[tuple[_CgroupFiles, PurePosixPath]]:
     """The groups that this process is in, by the name that the kernel gives them."""
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in text_in(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             yield _VERSION_2, PurePosixPath(path)
@@ -206,7 +191,7 @@ def _own_groups(root: Path) -> Iterator[tuple[_CgroupFiles, PurePosixPath]]:
 
 def _mounts(root: Path) -> Iterator[_CgroupMount]:
     """Where groups that have a say about memory are mounted, as proc(5) has it."""
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in text_in(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")
         if kind == "cgroup2":
@@ -222,10 +207,3 @@ def _mounts(root: Path) -> Iterator[_CgroupMount]:
 def _unescaped(field: str) -> str:
     """Spaces in the names of mountinfo are octal."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []

@@ -498,9 +498,9 @@ def test_huge_pages() -> None:
 def test_huge_pages_that_are_larger_than_a_test_buffer_are_not_missed(tmp_path: Path) -> None:
     """With pages of 64 KiB they have 512 MiB."""
     file = tmp_path / "hpage_pmd_size"
-    assert machine._huge_page_bytes(file) is None
+    assert machine.number_in(file) is None
     file.write_text("536870912\n")
-    size = machine._huge_page_bytes(file)
+    size = machine.number_in(file)
     assert size == 512 << 20
     assert_finding(machine.huge_pages("always", lambda: 0.0, size), "note", "each has 512MiB", "not tried")
     assert_finding(machine.huge_pages("never", lambda: 0.0, size), "warning", "switched off")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.base.kernel_files import number_in
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.base.usable_memory import (
     available_memory,
@@ -38,6 +39,8 @@ SPARE_SHARE = 0.1
 #: An automatic host tier below this is hardly worth having, bytes.
 SMALL_HOST = 1 << 30
 _PROBE_BYTES = 32 << 20
+#: Where the kernel says how large a huge page is.
+_HUGE_PAGE_BYTES = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _SECCOMP_FILTER = "2"
 
 
@@ -56,7 +59,7 @@ def checks(config: TiersConfig) -> Iterator[Check]:
     yield Check("io_uring", lambda: io_uring(config.ssd, _probe_ring(), _seccomp()))
     # Slow the first time: it imports torch.
     yield Check("host memory", lambda: host_memory(config.host, _memory(), _automatic_size()), 60.0)
-    yield Check("huge pages", lambda: huge_pages(_huge_page_setting(), huge_share, _huge_page_bytes()), 15.0)
+    yield Check("huge pages", lambda: huge_pages(_huge_page_setting(), huge_share, number_in(_HUGE_PAGE_BYTES)), 15.0)
     yield Check("locked memory", lambda: locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], version))
     yield Check("open files", lambda: open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
     yield Check("/dev/shm", lambda: shared_memory(Path("/dev/shm")))
@@ -229,13 +232,6 @@ def _probe_ring() -> str | None:
 def _seccomp(status: Path = Path("/proc/self/status")) -> bool:
     match = re.search(r"^Seccomp:\s+(\d)", status.read_text(), re.MULTILINE)
     return match is not None and match[1] == _SECCOMP_FILTER
-
-
-def _huge_page_bytes(file: Path = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _huge_page_setting(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str | None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from swift_tiers.radix_tiering.base.kernel_files import number_in
+
 #: File systems on another machine, or that may be.
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "9p", "afs", "beegfs", "gpfs", "virtiofs"}
 #: File systems in memory.
@@ -103,15 +105,9 @@ def disks_of(device: int, system: Path = Path("/sys")) -> tuple[Disk, ...]:
             pending.extend(below)
             continue
         queue = node / "queue"
-        found[node.name] = Disk(node.name, _number(queue / "rotational") == 1, _number(queue / "discard_max_bytes") > 0)
+        trims = (number_in(queue / "discard_max_bytes") or 0) > 0
+        found[node.name] = Disk(node.name, number_in(queue / "rotational") == 1, trims)
     return tuple(found[name] for name in sorted(found))
-
-
-def _number(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 def _unescape(text: str) -> str:

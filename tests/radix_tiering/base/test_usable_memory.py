@@ -17,8 +17,8 @@ from swift_tiers.radix_tiering.base.usable_memory import (
     available_memory,
     bound_limit,
     common_memory,
-    container_limit,
     container_room,
+    lowest_limit,
     memory_limits,
     total_memory,
 )
@@ -35,7 +35,7 @@ def test_without_limits_it_is_what_the_kernel_says(tmp_path: Path) -> None:
     (tmp_path / "proc/meminfo").write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
     assert available_memory(tmp_path) == 7 * 1024
     assert total_memory(tmp_path) == 10 * 1024
-    assert container_limit(tmp_path) is None
+    assert lowest_limit(tmp_path) is None
     assert container_room(tmp_path) is None
     assert available_memory(tmp_path / "missing") is None
     assert total_memory(tmp_path / "missing") is None
@@ -132,7 +132,9 @@ def without_mountinfo(tree: MachineTree) -> None:
 )
 def test_every_limit_is_found_wherever_it_lies(scene, tmp_path: Path) -> None:
     scene(MachineTree(tmp_path))
-    assert container_limit(tmp_path) == 64 * GIB
+    lowest = lowest_limit(tmp_path)
+    assert lowest is not None
+    assert lowest.limit == 64 * GIB
     assert container_room(tmp_path) == 54 * GIB
     assert available_memory(tmp_path) == 54 * GIB
     assert (64 * GIB, 10 * GIB) in [limit[:2] for limit in memory_limits(tmp_path)]
@@ -187,7 +189,7 @@ def test_nodes_of_a_container_are_a_limit(tmp_path: Path) -> None:
     tree.allowed("0")
     (limit,) = memory_limits(tmp_path)
     assert limit == (256 * GIB, 106 * GIB, "NUMA nodes 0", "0")
-    assert container_limit(tmp_path) == 256 * GIB
+    assert lowest_limit(tmp_path) == limit
     assert container_room(tmp_path) == available_memory(tmp_path) == 150 * GIB
     same, other = (MemoryClaim(30 * GIB, frozenset({f"NUMA nodes {node}"})) for node in (0, 1))
     assert available_memory(tmp_path, [same, other]) == 120 * GIB
