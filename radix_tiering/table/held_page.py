@@ -254,7 +254,7 @@ class PagesNow(NamedTuple):
         """Of one page or more."""
         rows = rows_of(pages)
         words = pages[0].book.rows.words[rows]
-        generations = np.fromiter((page.generation for page in pages), np.int64, len(pages))
+        generations = np.fromiter([page.generation for page in pages], np.int64, len(pages))
         return cls(rows, words[:, GENERATION] == generations, words)
 
     def dropped(self) -> np.ndarray:

@@ -621,6 +621,13 @@ class PageTable:
             return []
         return [page for page in pages if page.whole_in(self.hints)]
 
+    def hinted_chain(self, keys: Sequence[bytes]) -> list[Page]:
+        """`hinted` of a chain of the namespace that is served, from the first page on, as far as it is held."""
+        if not self.hints or not self.of[self.hints].pages:
+            return []
+        rows = self._settled_rows(self.serving, keys)
+        return self._pages(rows[self._rows.whole(rows, self.hints)])
+
     def only_hinted(self, pages: Sequence[Page]) -> list[int]:
         """Which of these pages, which are in the table, have a hint and nothing else, nor anything on its way."""
         if not self.hints or not pages:

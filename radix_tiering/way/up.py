@@ -445,8 +445,8 @@ class Restorer:
             some = keys[start : start + USES_PER_HOLD]
             with self._table.lock:
                 lacking = self._table.use_chain(some, now, reach, self._beneath)
-                if restore is not None and restore.state is RestoreState.RUNNING and self._finder is not None:
-                    hinted = self._table.hinted(self._table.settled_chain(self._table.serving, some))
+                if restore is not None and restore.state is RestoreState.RUNNING:
+                    hinted = self._table.hinted_chain(some)
                     self._table.pin_all(hinted)
                     restore.leans_on += hinted
             for at in range(0, len(lacking) if offers else 0, PAGES_PER_HOLD):

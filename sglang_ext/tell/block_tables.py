@@ -68,7 +68,7 @@ def read_tables(req_to_token: torch.Tensor, rows: Sequence[TableRow], page_size:
             counts[number] = pages
             room -= pages
     starts = np.cumsum(counts) - counts
-    numbers = np.fromiter((row.number for row in rows), dtype=np.int64, count=len(rows))
+    numbers = np.fromiter([row.number for row in rows], dtype=np.int64, count=len(rows))
     # Of every page the place of its first token in the flattened array.
     places = np.arange(int(counts.sum()), dtype=np.int64) * page_size
     places += np.repeat(numbers * req_to_token.shape[1] - starts * page_size, counts)

@@ -202,10 +202,7 @@ def check_directories(config: SsdConfig, ranks: int, launch: LaunchRanks | None 
         _check_writable(field, name)
     if len({os.path.realpath(name) for name in names}) != len(names):
         raise ConfigError("ssd.directories: the same directory is named twice; name each once")
-    if launch is None:
-        _check_room(config, ranks, _ranks_there(config, ranks), ())
-    else:
-        _check_room(config, ranks, launch.here, unused_files(config, launch))
+    _check_room(config, ranks, launch)
 
 
 def _check_writable(field: str, directory: str) -> None:
@@ -247,8 +244,8 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _check_room(config: SsdConfig, ranks: int, names: Sequence[str], unused: Sequence[UnusedFile]) -> None:
-    """`unused`: what may be removed to make room."""
+def _check_room(config: SsdConfig, ranks: int, launch: LaunchRanks | None) -> None:
+    names = _ranks_there(config, ranks) if launch is None else launch.here
     missing = Counter(str(path.parent) for rank in names for path in DeviceFiles(rank, ranks, config).missing())
     needs: dict[int, list[tuple[str, int]]] = {}  # by file system: directory, bytes of its new files
     for name, files in missing.items():
@@ -256,7 +253,7 @@ def _check_room(config: SsdConfig, ranks: int, names: Sequence[str], unused: Seq
         if size < SMALLEST_DEVICE:
             raise ConfigError(
                 f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
-                f"{format_size(SMALLEST_DEVICE)}{_or_remove(unused, device)}"
+                f"{format_size(SMALLEST_DEVICE)}{_or_remove(config, launch, device)}"
             )
         needs.setdefault(device, []).append((name, size * files))
     for device, together in needs.items():
@@ -269,12 +266,13 @@ def _check_room(config: SsdConfig, ranks: int, names: Sequence[str], unused: Seq
             raise ConfigError(
                 f"ssd.size_per_device: the {format_size(need)} of new device files do not fit in {where}"
                 f"{', which share a file system' if len(together) > 1 else ''}: {format_size(free)} are free; "
-                f"make it smaller{_or_remove(unused, device)}"
+                f"make it smaller{_or_remove(config, launch, device)}"
             )
 
 
-def _or_remove(unused: Sequence[UnusedFile], device: int) -> str:
+def _or_remove(config: SsdConfig, launch: LaunchRanks | None, device: int) -> str:
     """Which files have room on this file system that no rank here uses."""
+    unused = [] if launch is None else unused_files(config, launch)
     there = [str(file) for file in unused if os.lstat(file.path).st_dev == device]
     return f", or remove what no rank on this machine uses: {', '.join(there)}" if there else ""
 
