@@ -52,7 +52,10 @@ FLOORS = {
     ],
     "ops": [
         ["base", "base/devices", "lab/torture/neighbours"],
-        ["base/simulated", "commands/inspect", "lab/simulate/devices", "lab/torture", "lab/torture/ranks"],
+        [
+            "base/simulated", "commands/inspect", "commands/monitoring", "lab/simulate/devices", "lab/torture",
+            "lab/torture/ranks",
+        ],
         ["commands/console_demo", "commands/demo", "lab/simulate", "lab/simulate/scenarios"],
         ["commands/bench", "commands/profile", "commands/swiftkv"],
         ["commands/gpu_proof", "lab/bench"],

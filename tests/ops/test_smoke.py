@@ -46,6 +46,7 @@ COVERED = {
     "gpu-proof": "tests/ops/gpu_proof/test_proof.py",
     "simulate": "tests/ops/simulate/test_command.py",
     "torture": "tests/ops/torture/test_command.py",
+    "monitoring": "tests/ops/test_monitoring.py",
     "fsck": "tests/ops/test_fsck_command.py",
     "config": "here",
 }

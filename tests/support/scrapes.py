@@ -13,6 +13,15 @@ from swift_tiers.ops.commands.demo.servers import Server
 from support.prompts import prompt
 from support.servers import call, fill_device, generate, snapshot, wait_written
 
+#: SGLang's series of which `swift-tiers monitoring dashboard` shows something, and the labels by which it does.
+ON_THE_DASHBOARD: dict[str, set[str]] = {
+    "sglang:cached_tokens_total": {"cache_source"},
+    "sglang:num_queue_reqs": set(),
+    "sglang:num_running_reqs": set(),
+    "sglang:prompt_tokens_total": set(),
+    "sglang:time_to_first_token_seconds_bucket": {"le"},
+}
+
 
 def assert_a_scrape_says_what_the_server_says(server: Server) -> None:
     """On every rank, after prompts that came from all tiers."""
@@ -29,13 +38,12 @@ def assert_a_scrape_says_what_the_server_says(server: Server) -> None:
         assert time.monotonic() < limit, wrong
         time.sleep(0.2)
     assert sum(value(found, "hits_total", tier=tier, tp_rank="0") for tier in ("host", "ssd")) > 0
+    families = text_string_to_metric_families(call(server, "/metrics"))
+    of_sglang = {sample.name: sample for family in families for sample in family.samples}
+    for name, labels in ON_THE_DASHBOARD.items():
+        assert labels <= of_sglang[name].labels.keys(), name
     # The labels of SGLang's own series, so that they can be joined.
-    own = next(
-        sample
-        for family in text_string_to_metric_families(call(server, "/metrics"))
-        for sample in family.samples
-        if sample.name == "sglang:num_running_reqs"
-    )
+    own = of_sglang["sglang:num_running_reqs"]
     ours = found["swift_tiers_write_queue_pages"][0]
     assert set(ours.labels) == set(own.labels)
     assert ours.labels["model_name"] == own.labels["model_name"]
