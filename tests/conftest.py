@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import gc
 import logging
+import multiprocessing.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -70,10 +72,22 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("swift", deadline=None, max_examples=examples(100))
     settings.load_profile("swift")
     logging.setLogRecordFactory(_without_frames)
+    if not hasattr(config, "workerinput"):
+        _have_a_place_for_temporary_files()
     decoys = tempfile.TemporaryDirectory(prefix="swift-decoys-")
     only_the_bundled(Path(decoys.name))
     config.add_cleanup(decoys.cleanup)
     config.stash[LEFT_OUT] = 0
+
+
+def _have_a_place_for_temporary_files() -> None:
+    """All that is made beside pytest's own directories, by whatever process, is gone with the tests: a server of SGLang
+    leaves half a dozen sockets and files, and they start hundreds. Its name is short, as a socket's has to be."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # what failed can be looked at
+    os.environ["TMPDIR"] = tempfile.tempdir = place = tempfile.mkdtemp(prefix="st-")
+    Path(place).chmod(0o1777)  # everybody's, as what it stands for
+    # In this process alone, and behind what `multiprocessing` takes away of its own, at -100.
+    multiprocessing.util.Finalize(None, shutil.rmtree, (place, True), exitpriority=-200)
 
 
 def _without_frames(*arguments: Any, **named: Any) -> logging.LogRecord:
