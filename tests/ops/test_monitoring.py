@@ -49,8 +49,9 @@ def graphs() -> Iterator[dict[str, Any]]:
 
 
 def queries() -> list[tuple[str, str]]:
-    """Each query of the dashboard with its legend."""
-    return [(target["expr"], target["legendFormat"]) for graph in graphs() for target in graph["targets"]]
+    """Each query of the dashboard, with SGLang's series as they are called, and with its legend."""
+    asked = [(target["expr"], target["legendFormat"]) for graph in graphs() for target in graph["targets"]]
+    return [(re.sub(r'\{__name__=~"sglang\[:_\](\w+)", ', r"sglang:\1{", query), legend) for query, legend in asked]
 
 
 def rules() -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """A dashboard for Grafana: what users wait for, and what the tiers below the device do, by server.
 
 Each query is of the servers that are chosen above the dashboard. What SGLang itself tells (`sglang:…`) is there where
-it belongs to the question: time to first token, and where the tokens of prompts came from.
+it belongs to the question: time to first token, and where the tokens of prompts came from. Prometheus 2 has these as
+`sglang_…`: to who asks in its way, what writes them for SGLang tells no colons.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 #: In every selector: the servers that are chosen.
 _CHOSEN = 'model_name=~"$model", instance=~"$instance"'
-_SERIES = re.compile(r"\b((?:swift_tiers_|sglang:)[a-z0-9_]+)(\{)?")
+_SERIES = re.compile(r"\b(?:(swift_tiers_[a-z0-9_]+)|sglang:([a-z0-9_]+))(\{)?")
 #: Panels in a row, their height, and the width of a dashboard, in Grafana's units.
 _IN_A_ROW, _HEIGHT, _WIDTH = 3, 8, 24
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -449,6 +450,8 @@ def _of_chosen(expression: str) -> str:
     """The query, of the servers that are chosen."""
 
     def chosen(found: re.Match[str]) -> str:
-        return f"{found[1]}{{{_CHOSEN}{', ' if found[2] else '}'}"
+        ours, of_sglang, labels = found.groups()
+        name = f"{ours}{{" if ours else f'{{__name__=~"sglang[:_]{of_sglang}", '
+        return f"{name}{_CHOSEN}{', ' if labels else '}'}"
 
     return _SERIES.sub(chosen, expression)
