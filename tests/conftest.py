@@ -44,6 +44,14 @@ LONGEST = (
     "tests/test_wheel.py",
     "tests/ops/torture/test_neighbours.py",
 )
+#: With `--all` these come before them: ten minutes to half an hour each.
+LONGEST_OF_ALL = (
+    "tests/sglang_ext/test_drafts.py",
+    "tests/ops/simulate/test_command.py",
+    "tests/ops/test_smoke.py",
+    "tests/radix_tiering/test_worlds.py",
+    "tests/ops/torture/test_ranks.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -179,7 +187,8 @@ def _turn(item: pytest.Item) -> int:
     file = item.nodeid.partition("::")[0]
     if file.startswith("tests/e2e/"):
         return 0
-    return 1 + (LONGEST.index(file) if file in LONGEST else len(LONGEST))
+    longest = (*LONGEST_OF_ALL, *LONGEST) if exhaustive() else LONGEST
+    return 1 + (longest.index(file) if file in longest else len(longest))
 
 
 @pytest.hookimpl(wrapper=True)
