@@ -87,7 +87,7 @@ def most_fixed_seconds(cost: ComputeCost, samples: Sequence[ComputeSample]) -> f
     variance = max(TIMING_ERROR**2, float(np.square(off).sum()) / max(1, len(samples) - design.shape[1]))
     # A trace of a ridge: what the samples cannot tell apart at all gets an error that is large, not infinite.
     covariance = variance * np.linalg.inv(design.T @ design + 1e-9 * np.eye(design.shape[1]))
-    error = float(np.sqrt(covariance[1, 1])) / scale[1]
+    error = float(np.sqrt(covariance[1, 1]) / scale[1])
     return max(cost.fixed_seconds, min(cost.fixed_seconds + 2 * error, float(real.min())))
 
 

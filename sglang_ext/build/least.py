@@ -22,7 +22,7 @@ _DONE_TOGETHER = ("policy", "restore", "peer", "identity")
 
 def least(values: Sequence[Sequence[int]] | np.ndarray, all_reduce: AllReduce) -> list[list[int]]:
     """The least that any rank says of each of these; every rank says as many. An array, int64, is written to."""
-    said = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=torch.int64)
+    said = torch.from_numpy(np.asarray(values, np.int64))
     all_reduce(said, torch.distributed.ReduceOp.MIN)
     agreed: list[list[int]] = said.tolist()
     return agreed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec import structs
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.sglang_ext.build.least import check_machines
+from swift_tiers.sglang_ext.build.least import check_machines, least
 
 from support.engine import make_stack
 
@@ -28,6 +29,13 @@ def check(mine: TierStack, other: TierStack, machines: int = 2) -> None:
 
     check_machines(2, other, say)  # alone it is like itself
     check_machines(machines, mine, hear)
+
+
+def test_ranks_agree_on_numbers_whoever_has_made_them() -> None:
+    said = [[True, np.bool_(True), np.int64(7), 3]]
+    assert least(said, lambda tensor, op: None) == [[1, 1, 7, 3]]
+    array = np.array([[1, 2], [3, 4]])
+    assert least(array, lambda tensor, op: tensor.sub_(1)) == [[0, 1], [2, 3]]
 
 
 def test_machines_that_are_alike_but_for_what_each_of_them_has() -> None:

@@ -11,6 +11,7 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from swift_tiers.radix_tiering.restore import live as live_module
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
@@ -197,6 +198,19 @@ def test_noise_is_averaged_and_no_term_is_negative(seed: int, noise: float) -> N
     assert min(found.fixed_seconds, found.token_seconds, found.pair_seconds) >= 0
     for span in SPANS:
         assert found.seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.02 + 2.5 * noise)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.005, 0.05, 0.3]), st.booleans())
+def test_costs_are_pythons_own_numbers(seed: int, noise: float, profiled: bool) -> None:
+    """What is made of them goes to ranks, to Redis and into JSON: there a comparison of numpy's is no `bool`."""
+    generator, live = random.Random(seed), LiveCosts(PROFILE if profiled else None)
+    for number in range(100):
+        feed(live, number, generator.uniform(1 - noise, 1 + noise))
+    known = [compute_of(live), live.compute_at_worst, *live.sources.values()]
+    for cost in known:
+        assert {type(term) for term in structs.astuple(cost)} == {float}, cost
+    assert type(live.together) is float
 
 
 #: What a forward costs whatever it computes is a tenth of a second, or that of 83 tokens.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.plan import (
     LONGER_FORWARDS,
     Prefix,
@@ -337,3 +341,36 @@ def test_nothing_is_copied_first_where_an_operator_says_how_restores_go(choice: 
 
 def test_nothing_is_copied_first_where_nobody_knows_what_copying_takes() -> None:
     assert not copied_first(10_000, None)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.005, 0.05, 0.3]))
+def test_answers_by_costs_that_were_learned_are_pythons_own(seed: int, noise: float) -> None:
+    """Ranks agree on them, and they are written down as JSON."""
+    generator, costs = random.Random(seed), LiveCosts()
+    for number in range(100):
+        end = (16, 64, 200, 512, 1024, 2048)[number % 6]
+        costs.computed(0, end, COST.seconds(0, end) * generator.uniform(1 - noise, 1 + noise))
+        costs.loaded("ssd", 10**7, generator.uniform(1 - noise, 1 + noise))
+    planner = Planner(costs, page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4)
+    planner.copying = lambda: 0.01
+    for pages in (1, 50, 1000):
+        assert type(planner.copied_first(0, pages)) is bool
+        assert type(planner.lands_sooner(pages, "ssd", 0, 16)) is bool
+        assert type(planner.most_patience(0, ["ssd"] * pages)) is float
+        assert type(planner.island()) is int
+        decision = planner.decide(0, ["ssd"] * pages, 16)
+        assert_pythons_own(decision)
+
+
+def assert_pythons_own(value: object) -> None:
+    """Nothing of numpy's is anywhere in it."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple | set):
+        for part in value:
+            assert_pythons_own(part)
+    else:
+        assert not isinstance(value, np.generic | np.ndarray), value
