@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -19,3 +20,8 @@ def number_in(file: Path) -> int | None:
         return int(file.read_text())
     except (OSError, ValueError):
         return None
+
+
+def unescaped(field: str) -> str:
+    """A field of a mount table, in which spaces and the like are octal."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -12,12 +12,11 @@ all in it are under; those that a process's own policy binds it to are its own: 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from .kernel_files import number_in, text_in
+from .kernel_files import number_in, text_in, unescaped
 from .numa_nodes import NodeMemory, bound_nodes, container_nodes
 
 _ROOT = Path("/")
@@ -200,10 +199,5 @@ def _mounts(root: Path) -> Iterator[_CgroupMount]:
             files = _VERSION_1
         else:
             continue
-        top, point = (PurePosixPath(_unescaped(field)) for field in left.split(" ")[3:5])
+        top, point = (PurePosixPath(unescaped(field)) for field in left.split(" ")[3:5])
         yield _CgroupMount(files, top, point)
-
-
-def _unescaped(field: str) -> str:
-    """Spaces in the names of mountinfo are octal."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from swift_tiers.radix_tiering.base.kernel_files import text_in
+
 
 def hardware_name() -> str:
     """The accelerator of this process ("NVIDIA H200"), or the processor and how many of its cores may be used."""
@@ -19,9 +21,6 @@ def hardware_name() -> str:
 
 def processor_name(cpuinfo: Path) -> str:
     """As the kernel calls it, or its architecture where the kernel has no name for it."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = text_in(cpuinfo).splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names and names[0] else platform.machine()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig, TiersConfig
-from swift_tiers.radix_tiering.base.kernel_files import number_in
+from swift_tiers.radix_tiering.base.kernel_files import number_in, text_in
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.base.usable_memory import (
     available_memory,
@@ -235,8 +235,5 @@ def _seccomp(status: Path = Path("/proc/self/status")) -> bool:
 
 
 def _huge_page_setting(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str | None:
-    try:
-        match = re.search(r"\[(\w+)\]", file.read_text())
-    except OSError:
-        return None
+    match = re.search(r"\[(\w+)\]", text_in(file))
     return match[1] if match else None

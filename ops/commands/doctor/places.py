@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.kernel_files import number_in
+from swift_tiers.radix_tiering.base.kernel_files import number_in, unescaped
 
 #: File systems on another machine, or that may be.
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "9p", "afs", "beegfs", "gpfs", "virtiofs"}
@@ -77,7 +76,7 @@ def read_mounts(text: str) -> list[Mount]:
         left, _, right = line.partition(" - ")
         head, tail = left.split(), right.split()
         options = frozenset(head[5].split(",")) | frozenset(tail[2].split(",") if len(tail) > 2 else ())
-        mounts.append(Mount(_unescape(head[4]), tail[0], _unescape(tail[1]), options))
+        mounts.append(Mount(unescaped(head[4]), tail[0], unescaped(tail[1]), options))
     return mounts
 
 
@@ -108,7 +107,3 @@ def disks_of(device: int, system: Path = Path("/sys")) -> tuple[Disk, ...]:
         trims = (number_in(queue / "discard_max_bytes") or 0) > 0
         found[node.name] = Disk(node.name, number_in(queue / "rotational") == 1, trims)
     return tuple(found[name] for name in sorted(found))
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

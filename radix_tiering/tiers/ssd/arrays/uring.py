@@ -37,6 +37,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ....base.kernel_files import text_in
+
 _SETUP, _ENTER = 425, 426  # the same on every architecture but alpha
 _OFFSET_RINGS, _OFFSET_SQES = 0, 0x10000000
 _ENTER_GETEVENTS, _ENTER_EXT_ARG = 1 << 0, 1 << 3
@@ -332,10 +334,7 @@ def _reason(error: OSError, sysctl: Path) -> str:
     if error.errno == errno.ENOSYS:
         return "the kernel (or a seccomp filter in front of it) has no io_uring: ENOSYS"
     if error.errno == errno.EPERM:
-        try:
-            level = sysctl.read_text().strip()
-        except OSError:
-            level = "0"
+        level = text_in(sysctl).strip()
         if level in ("1", "2"):
             return f"io_uring is switched off by sysctl kernel.io_uring_disabled={level}; set it to 0 to allow it"
         return "io_uring is forbidden to this process: EPERM, probably a container's seccomp profile; allow io_uring_*"
