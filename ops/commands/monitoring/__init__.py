@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from ...base.errors import USAGE, CommandError
+
 SUMMARY = "print alerting rules for Prometheus, or a dashboard for Grafana"
 
 
@@ -25,8 +27,6 @@ def run(options: argparse.Namespace) -> int:
         print(as_markdown() if options.markdown else as_yaml(), end="")
         return 0
     if options.markdown:
-        from ...base.errors import USAGE, CommandError
-
         raise CommandError("--markdown is for alerts", USAGE)
     print(json.dumps(make_dashboard(), indent=2))
     return 0

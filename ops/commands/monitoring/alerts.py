@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,7 +24,6 @@ _DEVICE_P99_IS = (
     " and on (job, instance, device, path) sum by (job, instance, device, path) "
     f"(increase(swift_tiers_device_request_seconds_count[5m])) >= {MANY_REQUESTS}"
 )
-
 _FELL_SHORT = 'restores_total{outcome=~"expired|cut short"}'
 
 
@@ -261,8 +261,7 @@ def as_markdown() -> str:
     """The rules as a table."""
     rows = ["| alert `SwiftTiers…` | severity | says | remedy |", "|---|---|---|---|"]
     for alert in ALERTS:
-        says = alert.says.replace("{{ $value }}", "N")
-        for label in ("tier", "device", "path"):
-            says = says.replace(f"{{{{ $labels.{label} }}}}", label.upper())
+        says = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda label: label[1].upper(), alert.says)
+        says = says.replace("{{ $value }}", "N")
         rows.append(f"| `{alert.name}` | {alert.severity} | {says} | {alert.remedy} |")
     return "\n".join(rows) + "\n"

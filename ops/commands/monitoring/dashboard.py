@@ -8,7 +8,7 @@ it belongs to the question: time to first token, and where the tokens of prompts
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 #: In every selector: the servers that are chosen.
@@ -23,7 +23,7 @@ class Query(NamedTuple):
     """A line, or several, of a graph."""
 
     expression: str  # PromQL, of all servers
-    legend: str  # with labels in {{}}
+    legend: str = ""  # behind the server, with labels in {{}}
 
 
 class Graph(NamedTuple):
@@ -35,53 +35,51 @@ class Graph(NamedTuple):
     help: str = ""
 
 
-def _by(*labels: str) -> str:
-    return f"sum by ({', '.join(('instance', *labels))})"
+def _now(series: str, *labels: str) -> str:
+    return f"sum by ({', '.join(('instance', *labels))}) ({series})"
 
 
 def _rate(series: str, *labels: str) -> str:
     """A second, of bytes or of what each rank does by itself."""
-    return f"{_by(*labels)} (rate({series}[$__rate_interval]))"
+    return _now(f"rate({series}[$__rate_interval])", *labels)
 
 
 def _counted(series: str, *labels: str) -> str:
     """A second, of requests and pages, of which every rank of tensor parallelism counts the same."""
-    return f"{_by(*labels)} (max without (tp_rank) (rate({series}[$__rate_interval])))"
+    return _now(f"max without (tp_rank) (rate({series}[$__rate_interval]))", *labels)
 
 
-def _quantile(share: float, series: str, *labels: str) -> str:
-    return f"histogram_quantile({share}, {_by(*labels, 'le')} (rate({series}_bucket[$__rate_interval])))"
+def _share(how: Callable[..., str], part: str, whole: str, *labels: str) -> str:
+    return f"{how(f'swift_tiers_{part}', *labels)} / {how(f'swift_tiers_{whole}', *labels)}"
 
 
-def _p50_p99(series: str, legend: str, *labels: str) -> list[Query]:
-    return [Query(_quantile(share, series, *labels), f"{legend} p{share * 100:.0f}") for share in (0.5, 0.99)]
+def _lines(how: Callable[..., str], of: str, named: Mapping[str, str], *labels: str) -> list[Query]:
+    """One of each series of ours, by the word that stands behind what it is `of`."""
+    return [Query(how(f"swift_tiers_{series}", *labels), f"{of} {word}".strip()) for word, series in named.items()]
 
 
-def _now(series: str, *labels: str) -> str:
-    return f"{_by(*labels)} ({series})"
+def _p50_p99(series: str, of: str, *labels: str) -> list[Query]:
+    buckets = _rate(f"{series}_bucket", *labels, "le")
+    return [
+        Query(f"histogram_quantile({share}, {buckets})", f"{of} p{share * 100:.0f}".strip()) for share in (0.5, 0.99)
+    ]
 
 
-_SERVER = "{{instance}}"
-_TIER = "{{instance}} {{tier}}"
-_LINK = "{{instance}} {{link}}"
-_DEVICE = "{{instance}} {{path}}"
+_TIER, _LINK, _DEVICE = "{{tier}}", "{{link}}", "{{path}}"
 _DEVICE_LABELS = ("device", "path")
 _PROMPTS = _rate("sglang:prompt_tokens_total")
 
 #: Row by row.
 ROWS: dict[str, Sequence[Graph]] = {
     "What users wait for": (
-        Graph("Time to first token", "s", _p50_p99("sglang:time_to_first_token_seconds", _SERVER)),
+        Graph("Time to first token", "s", _p50_p99("sglang:time_to_first_token_seconds", "")),
         Graph(
             "Where the tokens of prompts came from",
             "short",
             [
-                Query(_rate("sglang:cached_tokens_total", "cache_source"), "{{instance}} {{cache_source}}"),
-                Query(
-                    # Until something was cached there is no series of it.
-                    f"{_PROMPTS} - ({_rate('sglang:cached_tokens_total')} or 0 * {_PROMPTS})",
-                    "{{instance}} computed",
-                ),
+                Query(_rate("sglang:cached_tokens_total", "cache_source"), "{{cache_source}}"),
+                # Until something was cached there is no series of it.
+                Query(f"{_PROMPTS} - ({_rate('sglang:cached_tokens_total')} or 0 * {_PROMPTS})", "computed"),
             ],
             "Tokens a second: from the device, from a tier, or computed.",
         ),
@@ -89,8 +87,8 @@ ROWS: dict[str, Sequence[Graph]] = {
             "Requests",
             "short",
             [
-                Query("max by (instance) (sglang:num_running_reqs)", "{{instance}} running"),
-                Query("max by (instance) (sglang:num_queue_reqs)", "{{instance}} waiting"),
+                Query("max by (instance) (sglang:num_running_reqs)", "running"),
+                Query("max by (instance) (sglang:num_queue_reqs)", "waiting"),
             ],
         ),
     ),
@@ -99,19 +97,19 @@ ROWS: dict[str, Sequence[Graph]] = {
             "Never to happen",
             "short",
             [
-                Query("sum by (instance) (swift_tiers_hung_threads)", "{{instance}} threads that hang"),
-                Query(_counted("swift_tiers_failed_loads_total"), "{{instance}} failed loads a second"),
-                Query(_rate("swift_tiers_checksum_failures_total", "tier"), f"{_TIER} damaged pages a second"),
-                Query(_rate("swift_tiers_device_corrupt_units_total", "path"), f"{_DEVICE} damaged units a second"),
-                Query(_rate("swift_tiers_lend_faults_total"), "{{instance}} faults in lending a second"),
-                Query("count by (instance) (swift_tiers_gpu_answers == 0)", "{{instance}} GPUs that do not answer"),
+                *_lines(_now, "", {"threads that hang": "hung_threads"}),
+                *_lines(_counted, "", {"failed loads a second": "failed_loads_total"}),
+                *_lines(_rate, _TIER, {"damaged pages a second": "checksum_failures_total"}, "tier"),
+                *_lines(_rate, _DEVICE, {"damaged units a second": "device_corrupt_units_total"}, "path"),
+                *_lines(_rate, "", {"faults in lending a second": "lend_faults_total"}),
+                Query("count by (instance) (swift_tiers_gpu_answers == 0)", "GPUs that do not answer"),
             ],
             "Nothing here is as it should be.",
         ),
         Graph(
             "Pages not taken in",
             "short",
-            [Query(_counted("swift_tiers_refusals_total", "tier", "reason"), "{{instance}} {{tier}}: {{reason}}")],
+            _lines(_counted, "{{tier}}: {{reason}}", {"": "refusals_total"}, "tier", "reason"),
             "Pages a second, by reason. `prefix not held`, `too many wait` and `lease ended` are in order.",
         ),
         Graph(
@@ -120,7 +118,7 @@ ROWS: dict[str, Sequence[Graph]] = {
             [
                 Query("swift_tiers_device_in_service == 0", f"{_DEVICE} out of service"),
                 Query("swift_tiers_device_takes_pages == 0", f"{_DEVICE} takes no pages"),
-                Query("swift_tiers_stripe_missing_devices > 0", "{{instance}} missing at the start"),
+                Query("swift_tiers_stripe_missing_devices > 0", "missing at the start"),
             ],
             "A line is there while it is so.",
         ),
@@ -129,22 +127,20 @@ ROWS: dict[str, Sequence[Graph]] = {
         Graph(
             "Restores by how they ended",
             "short",
-            [Query(_counted("swift_tiers_restores_total", "outcome"), "{{instance}} {{outcome}}")],
+            _lines(_counted, "{{outcome}}", {"": "restores_total"}, "outcome"),
             "A second: `split`, a part was computed meanwhile.",
         ),
         Graph(
             "Restores that were not as planned",
             "percentunit",
             [
+                Query(_share(_counted, "restores_late_total", "restores_started_total"), "late"),
                 Query(
-                    f"{_counted(f'swift_tiers_{one}_total')} / {_counted('swift_tiers_restores_started_total')}", legend
-                )
-                for one, legend in (
-                    ("restores_late", "{{instance}} late"),
-                    ("restores_copied_first", "{{instance}} copied before their forward"),
-                )
-            ]
-            + [Query(_counted("swift_tiers_restore_lost_pages_total"), "{{instance}} pages lost a second")],
+                    _share(_counted, "restores_copied_first_total", "restores_started_total"),
+                    "copied before their forward",
+                ),
+                *_lines(_counted, "", {"pages lost a second": "restore_lost_pages_total"}),
+            ],
         ),
         Graph(
             "A page's way up",
@@ -158,10 +154,7 @@ ROWS: dict[str, Sequence[Graph]] = {
             "Filled",
             "percentunit",
             [
-                Query(
-                    f"{_now('swift_tiers_used_bytes', 'tier')} / {_now('swift_tiers_limit_bytes', 'tier')}",
-                    _TIER,
-                ),
+                Query(_share(_now, "used_bytes", "limit_bytes", "tier"), _TIER),
                 Query(
                     f"{_now('swift_tiers_pinned_pages', 'tier')} / ({_now('swift_tiers_pages', 'tier')} > 0)",
                     f"{_TIER} pinned",
@@ -173,86 +166,62 @@ ROWS: dict[str, Sequence[Graph]] = {
             "Bytes",
             "bytes",
             [
-                Query(_now("swift_tiers_used_bytes", "tier"), f"{_TIER} used"),
-                Query(_now("swift_tiers_capacity_bytes", "tier"), f"{_TIER} capacity"),
-                Query(_now("swift_tiers_stripe_saved_bytes"), "{{instance}} saved by ssd.codec"),
+                *_lines(_now, _TIER, {"used": "used_bytes", "capacity": "capacity_bytes"}, "tier"),
+                *_lines(_now, "", {"saved by ssd.codec": "stripe_saved_bytes"}),
             ],
         ),
         Graph(
             "Pages",
             "short",
             [
-                Query(f"max by (instance, tier) (swift_tiers_{one}_pages)", f"{_TIER} {legend}")
-                for one, legend in (("only", "that no other tier has"), ("unread", "not entered since the start"))
+                Query("max by (instance, tier) (swift_tiers_only_pages)", f"{_TIER} that no other tier has"),
+                Query("max by (instance, tier) (swift_tiers_unread_pages)", f"{_TIER} not entered since the start"),
             ],
         ),
         Graph(
             "Hits",
             "short",
-            [
-                Query(_counted("swift_tiers_hits_total", "tier"), f"{_TIER} hits"),
-                Query(_counted("swift_tiers_misses_total", "tier"), f"{_TIER} misses"),
-            ],
+            _lines(_counted, _TIER, {"hits": "hits_total", "misses": "misses_total"}, "tier"),
             "Pages a second that requests got from a tier, or did not find there.",
         ),
         Graph(
             "Into a tier, and up from it",
             "Bps",
-            [
-                Query(_rate("swift_tiers_written_bytes_total", "tier"), f"{_TIER} written"),
-                Query(_rate("swift_tiers_read_bytes_total", "tier"), f"{_TIER} read"),
-            ],
+            _lines(_rate, _TIER, {"written": "written_bytes_total", "read": "read_bytes_total"}, "tier"),
         ),
         Graph(
             "Evictions",
             "short",
-            [Query(_counted("swift_tiers_evictions_total", "tier"), _TIER)],
+            _lines(_counted, _TIER, {"": "evictions_total"}, "tier"),
             "Pages a second that were dropped or demoted to make room.",
         ),
     ),
     "Links": (
-        Graph("Bytes over a link", "Bps", [Query(_rate("swift_tiers_link_bytes_total", "link"), _LINK)]),
+        Graph("Bytes over a link", "Bps", _lines(_rate, _LINK, {"": "link_bytes_total"}, "link")),
         Graph(
             "While it copies",
             "Bps",
-            [
-                Query(
-                    f"{_rate('swift_tiers_link_bytes_total', 'link')} / "
-                    f"{_rate('swift_tiers_link_seconds_total', 'link')}",
-                    _LINK,
-                )
-            ],
+            [Query(_share(_rate, "link_bytes_total", "link_seconds_total", "link"), _LINK)],
             "What one copy gets of a link; copies side by side count each.",
         ),
         Graph("A copy", "s", _p50_p99("swift_tiers_link_copy_seconds", _LINK, "link")),
         Graph(
             "Pages in a copy",
             "short",
-            [
-                Query(
-                    f"{_rate('swift_tiers_link_pages_total', 'link')} / "
-                    f"{_rate('swift_tiers_link_transfers_total', 'link')}",
-                    _LINK,
-                )
-            ],
+            [Query(_share(_rate, "link_pages_total", "link_transfers_total", "link"), _LINK)],
         ),
         Graph(
             "Room on the GPU for pages past host memory",
             "percentunit",
             [
-                Query(
-                    f"{_now(f'swift_tiers_{one}_used_pages')} / ({_now(f'swift_tiers_{one}_pages')} > 0)",
-                    f"{{{{instance}}}} {one}",
-                )
+                Query(f"{_now(f'swift_tiers_{one}_used_pages')} / ({_now(f'swift_tiers_{one}_pages')} > 0)", one)
                 for one in ("landing", "outgoing")
             ],
         ),
         Graph(
             "NVLink",
             "Bps",
-            [
-                Query(_rate("swift_tiers_gpu_nvlink_bytes_total", "direction"), "{{instance}} {{direction}}"),
-            ],
+            _lines(_rate, "{{direction}}", {"": "gpu_nvlink_bytes_total"}, "direction"),
             "Of the GPUs, by everybody.",
         ),
     ),
@@ -260,54 +229,49 @@ ROWS: dict[str, Sequence[Graph]] = {
         Graph(
             "Bytes of a device",
             "Bps",
-            [
-                Query(_rate("swift_tiers_device_read_bytes_total", *_DEVICE_LABELS), f"{_DEVICE} read"),
-                Query(_rate("swift_tiers_device_written_bytes_total", *_DEVICE_LABELS), f"{_DEVICE} written"),
-            ],
+            _lines(
+                _rate,
+                _DEVICE,
+                {"read": "device_read_bytes_total", "written": "device_written_bytes_total"},
+                *_DEVICE_LABELS,
+            ),
         ),
-        Graph(
-            "Requests of a device",
-            "s",
-            [
-                *_p50_p99("swift_tiers_device_request_seconds", _DEVICE, *_DEVICE_LABELS),
-            ],
-        ),
+        Graph("Requests of a device", "s", _p50_p99("swift_tiers_device_request_seconds", _DEVICE, *_DEVICE_LABELS)),
         Graph(
             "Under way, and waiting",
             "short",
             [
-                Query(_now("swift_tiers_device_in_flight", *_DEVICE_LABELS), f"{_DEVICE} in flight"),
-                Query(_now("swift_tiers_write_queue_pages"), "{{instance}} pages to be written"),
+                *_lines(_now, _DEVICE, {"in flight": "device_in_flight"}, *_DEVICE_LABELS),
+                *_lines(_now, "", {"pages to be written": "write_queue_pages"}),
             ],
             "A queue that only grows: the devices are too slow for this traffic.",
         ),
         Graph(
             "Requests a second",
             "short",
-            [
-                Query(_rate("swift_tiers_device_reads_total", *_DEVICE_LABELS), f"{_DEVICE} reads"),
-                Query(_rate("swift_tiers_device_writes_total", *_DEVICE_LABELS), f"{_DEVICE} writes"),
-                Query(_rate("swift_tiers_device_read_errors_total", *_DEVICE_LABELS), f"{_DEVICE} reads that failed"),
-                Query(_rate("swift_tiers_device_write_errors_total", *_DEVICE_LABELS), f"{_DEVICE} writes that failed"),
-            ],
+            _lines(
+                _rate,
+                _DEVICE,
+                {
+                    "reads": "device_reads_total",
+                    "writes": "device_writes_total",
+                    "reads that failed": "device_read_errors_total",
+                    "writes that failed": "device_write_errors_total",
+                },
+                *_DEVICE_LABELS,
+            ),
         ),
         Graph(
             "Filled",
             "percentunit",
-            [
-                Query(
-                    f"{_now('swift_tiers_device_used_bytes', *_DEVICE_LABELS)} / "
-                    f"{_now('swift_tiers_device_capacity_bytes', *_DEVICE_LABELS)}",
-                    _DEVICE,
-                )
-            ],
+            [Query(_share(_now, "device_used_bytes", "device_capacity_bytes", *_DEVICE_LABELS), _DEVICE)],
         ),
         Graph(
             "Reads of pages",
             "short",
             [
-                Query(_rate("swift_tiers_stripe_reads_total", "outcome"), "{{instance}} {{outcome}}"),
-                Query(_rate("swift_tiers_stripe_coded_pages_total"), "{{instance}} written coded"),
+                *_lines(_rate, "{{outcome}}", {"": "stripe_reads_total"}, "outcome"),
+                *_lines(_rate, "", {"written coded": "stripe_coded_pages_total"}),
             ],
         ),
     ),
@@ -315,42 +279,44 @@ ROWS: dict[str, Sequence[Graph]] = {
         Graph(
             "Lent and borrowed",
             "bytes",
-            [Query(_now(f"swift_tiers_{one}_bytes"), f"{_SERVER} {one}") for one in ("lent", "lendable", "borrowed")],
+            _lines(_now, "", {one: f"{one}_bytes" for one in ("lent", "lendable", "borrowed")}),
         ),
         Graph(
             "Leases",
             "short",
             [
-                Query(_now("swift_tiers_leases", "side"), "{{instance}} {{side}}"),
-                Query(_rate("swift_tiers_lend_ignored_total"), "{{instance}} letters ignored a second"),
-                Query(_rate("swift_tiers_lend_other_releases_total"), "{{instance}} … of another release"),
+                *_lines(_now, "{{side}}", {"": "leases"}, "side"),
+                *_lines(
+                    _rate,
+                    "",
+                    {
+                        "letters ignored a second": "lend_ignored_total",
+                        "… of another release": "lend_other_releases_total",
+                    },
+                ),
             ],
         ),
         Graph(
             "The remote store",
             "short",
             [
-                *(
-                    Query(_counted(f"swift_tiers_remote_{one}_total"), f"{_SERVER} {one}")
-                    for one in ("questions", "late", "errors", "lost", "bad")
+                *_lines(
+                    _counted,
+                    "",
+                    {one: f"remote_{one}_total" for one in ("questions", "late", "errors", "lost", "bad")},
                 ),
-                Query("min by (instance) (swift_tiers_remote_engine_asked)", "{{instance}} is asked: 1, or 0"),
+                Query("min by (instance) (swift_tiers_remote_engine_asked)", "is asked: 1, or 0"),
             ],
             "A second: questions; what came too late, was answered with an error, had gone, was damaged.",
         ),
     ),
     "GPUs and events": (
-        Graph(
-            "Memory of GPUs",
-            "bytes",
-            [Query(_now("swift_tiers_gpu_memory_used_bytes"), _SERVER)],
-            "In use, by everybody.",
-        ),
-        Graph("Links of GPUs", "short", [Query(_now("swift_tiers_gpu_nvlinks"), "{{instance}} NVLinks")]),
+        Graph("Memory of GPUs", "bytes", _lines(_now, "", {"": "gpu_memory_used_bytes"}), "In use, by everybody."),
+        Graph("Links of GPUs", "short", _lines(_now, "", {"NVLinks": "gpu_nvlinks"})),
         Graph(
             "Events",
             "short",
-            [Query(_rate("swift_tiers_events_total"), _SERVER)],
+            _lines(_rate, "", {"": "events_total"}),
             "A second: `swift-tiers inspect events` says what.",
         ),
     ),
@@ -438,7 +404,7 @@ def _panel(number: int, graph: Graph, place: dict[str, int]) -> dict[str, Any]:
                 "refId": chr(ord("A") + at),
                 "datasource": _SOURCE,
                 "expr": _of_chosen(query.expression),
-                "legendFormat": query.legend,
+                "legendFormat": f"{{{{instance}}}} {query.legend}".rstrip(),
                 "range": True,
             }
             for at, query in enumerate(graph.queries)
