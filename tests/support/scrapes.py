@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.request
 from typing import Any
 
 import pytest
@@ -42,7 +41,8 @@ def assert_a_scrape_says_what_the_server_says(server: Server) -> None:
     assert sum(value(found, "hits_total", tier=tier, tp_rank="0") for tier in ("host", "ssd")) > 0
     families = text_string_to_metric_families(call(server, "/metrics"))
     of_sglang = {sample.name: sample for family in families for sample in family.samples}
-    as_asked = openmetrics(server)
+    # As Prometheus 2 asks for them; SGLang's have no colons in their names then.
+    as_asked = call(server, "/metrics", accept="application/openmetrics-text;version=1.0.0")
     for name, labels in ON_THE_DASHBOARD.items():
         assert labels <= of_sglang[name].labels.keys(), name
         assert re.search(f"^{name.replace(':', '[:_]')}{{", as_asked, re.MULTILINE), name
@@ -52,14 +52,6 @@ def assert_a_scrape_says_what_the_server_says(server: Server) -> None:
     ours = found["swift_tiers_write_queue_pages"][0]
     assert set(ours.labels) == set(own.labels)
     assert ours.labels["model_name"] == own.labels["model_name"]
-
-
-def openmetrics(server: Server) -> str:
-    """The series as Prometheus 2 asks for them; SGLang's have no colons in their names then."""
-    asks = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept": asks})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return str(response.read().decode())
 
 
 def scrape(server: Server) -> dict[str, list[Any]]:

@@ -26,11 +26,11 @@ DEVICE_TOKENS = 2048
 REMOTE_CHILD = "swift_tiers.radix_tiering.tiers.remote.child"
 
 
-def call(server: Server, path: str, body: Any = None, timeout: float = 120) -> Any:
+def call(server: Server, path: str, body: Any = None, timeout: float = 120, accept: str = "*/*") -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{server.port}{path}",
         data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", "Accept": accept},
     )
     with urllib.request.urlopen(request, timeout=timeout) as response:
         text = response.read().decode()
