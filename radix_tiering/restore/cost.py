@@ -37,10 +37,12 @@ class ComputeCost(msgspec.Struct, frozen=True, kw_only=True):
     def in_forwards(self, start: int, end: int, forwards: int) -> float:
         """So many forwards over tokens `[start, end)`, one after the other; 0: they join another one, which is made
         longer by them."""
-        if end <= start:
-            return 0.0
-        tokens = self.token_seconds * (end - start) + self.pair_seconds * (end**2 - start**2)
-        return max(self.fixed_seconds * forwards + tokens, self.least_seconds * forwards)
+        return self.of(end - start, end**2 - start**2, forwards) if end > start else 0.0
+
+    def of(self, tokens: int, pairs: int, forwards: int = 1) -> float:
+        """Forwards over tokens of any prompts; `pairs`: the sum of (end^2 - start^2) over these."""
+        computed = self.token_seconds * tokens + self.pair_seconds * pairs
+        return max(self.fixed_seconds * forwards + computed, self.least_seconds * forwards)
 
     def scaled(self, factor: float) -> ComputeCost:
         """The same device, `factor` times as slow."""

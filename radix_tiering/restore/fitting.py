@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -23,20 +23,55 @@ SHORTEST_FORWARD = 32
 _Positive = Annotated[float, Meta(gt=0)]
 
 
+class Computed(Protocol):
+    """A sample of computing: so many tokens in so many seconds, in forwards one after the other."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def pairs(self) -> int:
+        """Of each of these tokens with all before it, twice: the sum of (end^2 - start^2) over its prompts."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def forwards(self) -> int: ...
+
+
 class ComputeSample(msgspec.Struct, frozen=True):
-    """Tokens `[start, end)` took so many seconds to compute, all before them being there."""
+    """Tokens `[start, end)` of one prompt took so many seconds to compute, all before them being there."""
 
     start: int
     end: int
     seconds: _Positive
     forwards: int = 1  # that it was done in, one after the other
 
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+    @property
+    def pairs(self) -> int:
+        return self.end**2 - self.start**2
+
+
+class ForwardSample(msgspec.Struct, frozen=True):
+    """One forward over tokens of one prompt, or of several at once."""
+
+    tokens: int
+    pairs: int
+    seconds: _Positive
+    forwards: int = 1
+
 
 class LoadSample(msgspec.Struct, frozen=True):
-    """One load that was timed, alone on its source."""
+    """What a source has brought, and in what time, while it brought nothing else."""
 
     nbytes: int
     seconds: _Positive
+    begun: bool = True  # from when it was asked; else from when it had brought what it was asked for before
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +82,7 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
     worst: Amount
 
 
-def fit_compute(samples: Sequence[ComputeSample]) -> ComputeCost:
+def fit_compute(samples: Sequence[Computed]) -> ComputeCost:
     """The cost that explains the samples best, in the sense of relative error, with no negative term.
 
     Relative, because samples span three orders of magnitude and a plan for a short prefix must be as good as one for a
@@ -61,13 +96,13 @@ def fit_compute(samples: Sequence[ComputeSample]) -> ComputeCost:
     return ComputeCost(fixed_seconds=terms[1], token_seconds=terms[0], pair_seconds=terms[2], least_seconds=least)
 
 
-def is_shortest(sample: ComputeSample) -> bool:
+def is_shortest(sample: Computed) -> bool:
     """Whether reading the weights is about all that it does: that costs less than what is fixed in a chunk's forward on
     some devices, and more on others."""
-    return sample.forwards == 1 and sample.end - sample.start < SHORTEST_FORWARD
+    return sample.forwards == 1 and sample.tokens < SHORTEST_FORWARD
 
 
-def most_fixed_seconds(cost: ComputeCost, samples: Sequence[ComputeSample]) -> float:
+def most_fixed_seconds(cost: ComputeCost, samples: Sequence[Computed]) -> float:
     """What the fixed part of a forward may be, where `cost` was fitted to these samples: two standard errors more, but
     not more than the quickest of them took, and not less than `cost` says.
 
@@ -75,9 +110,7 @@ def most_fixed_seconds(cost: ComputeCost, samples: Sequence[ComputeSample]) -> f
     a plan costs. Raises ValueError without samples.
     """
     real = np.array([one.seconds / one.forwards for one in samples])
-    estimates = np.array(
-        [cost.seconds(one.start, one.end) + cost.fixed_seconds * (one.forwards - 1) for one in samples]
-    )
+    estimates = np.array([_compute_seconds(cost, one) for one in samples])
     if not len(real):
         raise ValueError("without samples nothing is known of what is fixed")
     design = np.array(_compute_rows(samples), dtype=float) / estimates[:, None]
@@ -94,35 +127,42 @@ def most_fixed_seconds(cost: ComputeCost, samples: Sequence[ComputeSample]) -> f
 def fit_source(samples: Sequence[LoadSample]) -> SourceCost:
     """Likewise for one source. Raises ValueError without samples, or if one of them took no time or moved nothing.
 
-    Where all loads are of about one size, bandwidth is taken to be what costs: to take it for latency would make a
-    load of ten times the size look free.
+    Where all loads are of about one size, and were begun alike, bandwidth is taken to be what costs: to take it for
+    latency would make a load of ten times the size look free.
     """
     sizes = [one.nbytes for one in samples]
     if min(sizes, default=1) < 1:
         raise ValueError("a load that moved nothing says nothing about bandwidth")
-    alike = max(sizes, default=1) < TELLING_SIZES * min(sizes, default=1)
-    rows = [[one.nbytes] if alike else [one.nbytes, 1.0] for one in samples]
+    alike = max(sizes, default=1) < TELLING_SIZES * min(sizes, default=1) and len({one.begun for one in samples}) < 2
+    rows = [[one.nbytes] if alike else [one.nbytes, float(one.begun)] for one in samples]
     per_byte, latency = [*_nonnegative_fit(rows, [one.seconds for one in samples]), 0.0][:2]
     # Latency alone explains the samples: all that is known of the bandwidth is that it was never in the way.
     fastest = max(one.nbytes / one.seconds for one in samples)
     return SourceCost(latency_seconds=latency, bytes_per_second=1 / per_byte if per_byte > 0 else fastest)
 
 
-def compute_residuals(cost: ComputeCost, samples: Sequence[ComputeSample]) -> Residuals:
+def compute_residuals(cost: ComputeCost, samples: Sequence[Computed]) -> Residuals:
     """Raises ValueError without samples."""
-    further = cost.fixed_seconds
-    estimates = [cost.seconds(one.start, one.end) + further * (one.forwards - 1) for one in samples]
-    return _residuals(estimates, [one.seconds for one in samples])
+    return _residuals([_compute_seconds(cost, one) for one in samples], [one.seconds for one in samples])
 
 
 def source_residuals(cost: SourceCost, samples: Sequence[LoadSample]) -> Residuals:
     """Raises ValueError without samples."""
-    return _residuals([cost.seconds(one.nbytes) for one in samples], [one.seconds for one in samples])
+    return _residuals([load_seconds(cost, one) for one in samples], [one.seconds for one in samples])
 
 
-def _compute_rows(samples: Sequence[ComputeSample]) -> list[list[float]]:
+def load_seconds(cost: SourceCost, sample: LoadSample) -> float:
+    """What a source of this cost takes for what was sampled."""
+    return cost.seconds(sample.nbytes) - (0.0 if sample.begun else cost.latency_seconds)
+
+
+def _compute_rows(samples: Sequence[Computed]) -> list[list[float]]:
     """What each costs by the token, by the forward and by the pair."""
-    return [[one.end - one.start, one.forwards, one.end**2 - one.start**2] for one in samples]
+    return [[one.tokens, one.forwards, one.pairs] for one in samples]
+
+
+def _compute_seconds(cost: ComputeCost, sample: Computed) -> float:
+    return cost.of(sample.tokens, sample.pairs) + cost.fixed_seconds * (sample.forwards - 1)
 
 
 def _residuals(estimates: Sequence[float], seconds: Sequence[float]) -> Residuals:

@@ -19,16 +19,17 @@ from ..base.runner import THREADS, Runner
 from ..figures.counters import LinkCounters
 from .cost import ComputeCost, CostModel, SourceCost
 from .fitting import (
-    ComputeSample,
+    ForwardSample,
     LoadSample,
     fit_compute,
     fit_source,
     is_shortest,
+    load_seconds,
     most_fixed_seconds,
 )
 
 #: Forwards to have seen before the cost of computing is known, the longest of them so many times the shortest.
-ENOUGH_FORWARDS = 6
+ENOUGH_FORWARDS = 5
 LENGTHS_APART = 4
 #: Of the newest shortest forwards, the quickest one tells what a forward takes at least.
 SHORTEST_KEPT = 8
@@ -39,6 +40,8 @@ REFIT_EVERY = 16
 #: ... and, of a source's cost, up to so many as long as one fit after the other says the same: a fit takes as long as
 #: loading several pages, on the thread that loads them. What changes meanwhile is followed by a correction.
 REFIT_SELDOM = 256
+#: So many samples after pages have flowed from a source, those that tell its latency as well correct nothing.
+FLOWS_LATELY = 8
 #: Fits say the same whose estimates are no further apart than this factor.
 SAME_FIT = 1.25
 #: Two samples in a row that are off by this factor, to the same side: the speed has changed, and what was sampled
@@ -102,7 +105,7 @@ class Correction:
         self._log = min(max(moved, -bound), bound)
 
 
-Sample = TypeVar("Sample", ComputeSample, LoadSample)
+Sample = TypeVar("Sample", ForwardSample, LoadSample)
 Cost = TypeVar("Cost", ComputeCost, SourceCost)
 
 
@@ -170,13 +173,19 @@ class _Following(Generic[Cost, Sample]):
         else:
             estimate = self._estimate(self._cost, sample)
             believed = _believable(sample, estimate * self.factor)
-            self._correction.observe(estimate, sample.seconds)
-            if self._reservoir is not None and self._changed_speed(sample.seconds / estimate):
+            tells = self._tells_speed(sample)
+            if tells:
+                self._correction.observe(estimate, sample.seconds)
+            if tells and self._reservoir is not None and self._changed_speed(sample.seconds / estimate):
                 # The fit is still what is planned with, corrected, until there are enough samples of the new speed.
                 self._reservoir, self._restarted, self._until_fit = Reservoir(), True, 0
                 self._newest.clear()
         if self._reservoir is not None:
             self._learn(self._reservoir, kind, believed)
+
+    def _tells_speed(self, sample: Sample) -> bool:
+        """Whether what it took is to correct the level; of each sample, in order."""
+        return True
 
     def _changed_speed(self, ratio: float) -> bool:
         """Once for each fit: where the fit was wrong, and not the speed, samples of all kinds have to come together."""
@@ -204,7 +213,8 @@ class _Following(Generic[Cost, Sample]):
         # Old samples are in the fit as well; how fast things are just now is what the newest say.
         self._correction = Correction()
         for one in self._newest:
-            self._correction.observe(self._estimate(fitted, one), one.seconds)
+            if self._tells_speed(one):
+                self._correction.observe(self._estimate(fitted, one), one.seconds)
 
     def _next_fit(self, fitted: Cost, samples: int) -> int:
         """After how many samples more."""
@@ -218,11 +228,11 @@ class _Following(Generic[Cost, Sample]):
         """`cost` was found for these samples, and is about to be believed."""
 
 
-class _FollowingCompute(_Following[ComputeCost, ComputeSample]):
+class _FollowingCompute(_Following[ComputeCost, ForwardSample]):
     """Computing, and what it may cost at worst."""
 
     def __init__(self, profile: ComputeCost | None) -> None:
-        super().__init__(profile, fit=_learn_compute, estimate=lambda cost, one: cost.seconds(one.start, one.end))
+        super().__init__(profile, fit=_learn_compute, estimate=lambda cost, one: cost.of(one.tokens, one.pairs))
         self._most_fixed = 0.0 if profile is None else profile.fixed_seconds
         self._shortest: deque[float] = deque(maxlen=SHORTEST_KEPT)  # what the newest of them took
 
@@ -245,8 +255,21 @@ class _FollowingCompute(_Following[ComputeCost, ComputeSample]):
         """As seen just now, and corrected by nothing, where any of the shortest forwards was seen."""
         return msgspec.structs.replace(cost, least_seconds=min(self._shortest)) if self._shortest else cost
 
-    def _fitted_to(self, cost: ComputeCost, samples: Sequence[ComputeSample]) -> None:
+    def _fitted_to(self, cost: ComputeCost, samples: Sequence[ForwardSample]) -> None:
         self._most_fixed = most_fixed_seconds(cost, samples)
+
+
+class _FollowingSource(_Following[SourceCost, LoadSample]):
+    """A source. What it takes until something comes varies with what it has to do besides, and says nothing of its
+    speed: where pages flow, these alone do."""
+
+    def __init__(self, profile: SourceCost | None) -> None:
+        super().__init__(profile, fit=_learn_source, estimate=load_seconds, seldom=REFIT_SELDOM)
+        self._begun = FLOWS_LATELY  # samples since the last of a flow
+
+    def _tells_speed(self, sample: LoadSample) -> bool:
+        self._begun = self._begun + 1 if sample.begun else 0
+        return not sample.begun or self._begun > FLOWS_LATELY
 
 
 def _believable(sample: Sample, expected: float) -> Sample:
@@ -272,7 +295,7 @@ class LiveCosts:
         """A source that the profile does not know is learned, as everything is without a profile."""
         self._lock = runner.lock()
         self._compute = _FollowingCompute(None if profile is None else profile.compute)
-        self._sources = {name: _following_source(cost) for name, cost in (profile.sources if profile else {}).items()}
+        self._sources = {name: _FollowingSource(cost) for name, cost in (profile.sources if profile else {}).items()}
         self._known: _Known | None = None  # None: something has changed since
         self._together = 0.0  # the logarithm
 
@@ -323,17 +346,19 @@ class LiveCosts:
         """How far each is off its profile, or off what was learned of it: "compute", and sources by name, all of them
         known. 1 is as estimated, 2 twice as slow."""
         with self._lock:
-            parts: dict[str, _Following[ComputeCost, ComputeSample] | _Following[SourceCost, LoadSample]]
+            parts: dict[str, _Following[ComputeCost, ForwardSample] | _Following[SourceCost, LoadSample]]
             parts = {"compute": self._compute, **self._sources}
             return {name: part.factor for name, part in parts.items() if part.cost() is not None}
 
-    def computed(self, start: int, end: int, seconds: float) -> None:
-        """One forward over tokens `[start, end)` of one prompt took `seconds`. Nonsense is left out."""
-        if not (0 <= start < end and 0 < seconds < math.inf):
+    def computed(self, spans: Sequence[tuple[int, int]], seconds: float) -> None:
+        """One forward over tokens `[start, end)` of each of some prompts took `seconds`. Nonsense is left out."""
+        if not (spans and all(0 <= start < end for start, end in spans) and 0 < seconds < math.inf):
             return
-        sample = ComputeSample(start, end, seconds)
-        # Lengths and starts of one power of two are of a kind.
-        kind = ((end - start).bit_length(), start.bit_length())
+        tokens, pairs = sum(end - start for start, end in spans), sum(end**2 - start**2 for start, end in spans)
+        sample = ForwardSample(tokens, pairs, seconds)
+        # Lengths and starts of one power of two are of a kind; of several prompts, their starts on average.
+        starts = sum(start * (end - start) for start, end in spans) // tokens
+        kind = (tokens.bit_length(), starts.bit_length())
         with self._lock:
             if is_shortest(sample):
                 self._compute.shortest(seconds)
@@ -341,15 +366,16 @@ class LiveCosts:
                 self._compute.observe(kind, sample)
             self._known = None
 
-    def loaded(self, source: str, nbytes: int, seconds: float) -> None:
-        """A load of `nbytes`, alone on `source`, took `seconds`. Nonsense is left out."""
+    def loaded(self, source: str, nbytes: int, seconds: float, *, begun: bool = True) -> None:
+        """`source` has brought `nbytes` and nothing else in `seconds`: since it was asked, or, if it was not `begun`
+        with, since it had brought what it was asked for before. Nonsense is left out."""
         if not (nbytes > 0 and 0 < seconds < math.inf):
             return
         with self._lock:
             following = self._sources.get(source)
             if following is None:
-                following = self._sources[source] = _following_source(None)
-            following.observe(nbytes.bit_length(), LoadSample(nbytes, seconds))
+                following = self._sources[source] = _FollowingSource(None)
+            following.observe((nbytes.bit_length(), begun), LoadSample(nbytes, seconds, begun))
             self._known = None
 
     def _look(self) -> _Known:
@@ -365,14 +391,8 @@ class LiveCosts:
             return self._known
 
 
-def _following_source(profile: SourceCost | None) -> _Following[SourceCost, LoadSample]:
-    return _Following(
-        profile, fit=_learn_source, estimate=lambda cost, one: cost.seconds(one.nbytes), seldom=REFIT_SELDOM
-    )
-
-
-def _learn_compute(samples: Sequence[ComputeSample]) -> ComputeCost | None:
-    lengths = [one.end - one.start for one in samples]
+def _learn_compute(samples: Sequence[ForwardSample]) -> ComputeCost | None:
+    lengths = [one.tokens for one in samples]
     if len(samples) < ENOUGH_FORWARDS or max(lengths) < LENGTHS_APART * min(lengths):
         return None
     return fit_compute(samples)

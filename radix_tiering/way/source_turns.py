@@ -39,7 +39,7 @@ Waiter = tuple[Restore, int, int | None]
 class LearnsCosts(Protocol):
     """Learns what loading takes, and whole restores; `LiveCosts` is one."""
 
-    def loaded(self, source: str, nbytes: int, seconds: float) -> None: ...
+    def loaded(self, source: str, nbytes: int, seconds: float, *, begun: bool = True) -> None: ...
 
     def restored_together(self, estimated_seconds: float, real_seconds: float) -> None: ...
 
@@ -49,10 +49,11 @@ class LearnsCosts(Protocol):
 class Channel:
     """The time that one source was busy, and for what."""
 
-    __slots__ = ("nbytes", "pages", "since")
+    __slots__ = ("begun", "nbytes", "pages", "since")
 
     def __init__(self) -> None:
         self.since: float | None = None  # busy since, or since the last sample
+        self.begun = True  # the former
         self.pages = 0
         self.nbytes = 0
 
@@ -192,7 +193,8 @@ class SourceTurns:
                 if pick is None:
                     break
                 now = self._clock()
-                channel.since = now if channel.since is None else channel.since
+                if channel.since is None:
+                    channel.since, channel.begun = now, True
                 pick.request.story.asked(source, now)
                 self._begin(pick.request, pick.units, source)
         changed, self._changed = self._changed, []
@@ -210,8 +212,8 @@ class SourceTurns:
             return
         if idle or channel.pages >= SAMPLE_PAGES or (channel.pages and now - channel.since >= SAMPLE_SECONDS):
             if channel.nbytes:
-                self._costs.loaded(source, channel.nbytes, now - channel.since)
-            channel.since = None if idle else now
+                self._costs.loaded(source, channel.nbytes, now - channel.since, begun=channel.begun)
+            channel.since, channel.begun = None if idle else now, False
             channel.pages = channel.nbytes = 0
 
     def owed_seconds(self, restore: Restore) -> Owed:

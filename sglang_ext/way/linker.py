@@ -145,13 +145,13 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(lambda: None)
     def forward_ended(self, batch: Any) -> None:
-        """A batch's result is there. One prompt, alone or nearly, that waited for no load says what computing costs."""
+        """A batch's result is there. Prompts, alone or nearly, that waited for no load say what computing costs."""
         took = self._times.result(batch.launch_ts, time.monotonic())
         if took is None:
             return
-        prompt = _one_prompt(batch)
-        if prompt is not None and took.alone and not _wants_more_than_answers(batch) and not _others_compute(batch):
-            self.stack.costs.computed(*prompt, took.seconds)
+        prompts = _prompts(batch)
+        if prompts and took.alone and not _wants_more_than_answers(batch) and not _others_compute(batch):
+            self.stack.costs.computed(prompts, took.seconds)
         if batch.forward_mode.is_extend_without_speculative():
             tell_forward(batch, took.seconds, took.ended)
 
@@ -468,20 +468,23 @@ def kv_transfer(transfers: list[PoolTransfer]) -> PoolTransfer:
     return transfer
 
 
-def _one_prompt(batch: Any) -> tuple[int, int] | None:
-    """The tokens `[start, end)` that a `ScheduleBatch` computes, if these are of one prompt; None for another batch.
+def _prompts(batch: Any) -> list[tuple[int, int]]:
+    """The tokens `[start, end)` that a `ScheduleBatch` computes of each of its prompts; empty for another batch.
 
     With `--enable-mixed-chunk` those who decode take part in it, with a token each, which SGLang puts behind the
-    prompt's. It costs what a token of the prompt costs, and counts as one, but for attention: it reads all of its
-    request's KV for itself, which tokens of one prompt do together. Costs have no term for that, so those who decode
-    have to be few beside the prompt's tokens.
+    prompts'. It costs what a token of a prompt costs, and counts as one of the last of them, but for attention: it
+    reads all of its request's KV for itself, which tokens of one prompt do together. Costs have no term for that, so
+    those who decode have to be few beside the prompts' tokens.
     """
-    lengths: list[int] = batch.extend_lens or []
     decode = len(batch.decoding_reqs or ()) if batch.forward_mode == ForwardMode.MIXED else 0
-    if batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or len(lengths) != 1 + decode:
-        return None
-    start, length = batch.prefix_lens[0], lengths[0]
-    return (start, start + length + decode) if decode <= length * MOST_DECODE else None
+    lengths: list[int] = list(batch.extend_lens or ())
+    lengths = lengths[: len(lengths) - decode]
+    if batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or not lengths:
+        return []
+    if decode > sum(lengths) * MOST_DECODE:
+        return []
+    lengths[-1] += decode
+    return [(start, start + length) for start, length in zip(batch.prefix_lens, lengths, strict=False)]
 
 
 def _others_compute(batch: Any) -> bool:

@@ -94,21 +94,21 @@ def test_a_launch_that_nobody_timed_says_nothing_and_spoils_nothing() -> None:
 @pytest.mark.parametrize(
     ("mode", "lengths", "learnt", "groups"),
     [
-        (ForwardMode.EXTEND, [64], (100, 164), None),
-        (ForwardMode.EXTEND, [64], (100, 164), [0, 64]),
+        (ForwardMode.EXTEND, [64], [(100, 164)], None),
+        (ForwardMode.EXTEND, [64], [(100, 164)], [0, 64]),
         (ForwardMode.EXTEND, [64], None, [1, 64]),  # attention is split over data, and another group computes
-        (ForwardMode.EXTEND, [64, 64], None, None),
-        (ForwardMode.MIXED, [64, 1, 1, 1], (100, 167), None),  # three others decode
+        (ForwardMode.EXTEND, [64, 32], [(100, 164), (100, 132)], None),  # two prompts
+        (ForwardMode.MIXED, [64, 1, 1, 1], [(100, 167)], None),  # three others decode
         (ForwardMode.MIXED, [64, *[1] * 9], None, None),  # too many do
-        (ForwardMode.MIXED, [64, 32, 1], None, None),  # two prompts
+        (ForwardMode.MIXED, [64, 32, 1], [(100, 164), (100, 133)], None),
         (ForwardMode.DECODE, None, None, None),
     ],
 )
-def test_one_prompt_tells_what_computing_costs_though_few_others_decode(
-    mode: ForwardMode, lengths: list[int] | None, learnt: tuple[int, int] | None, groups: list[int] | None
+def test_prompts_tell_what_computing_costs_though_few_others_decode(
+    mode: ForwardMode, lengths: list[int] | None, learnt: list[tuple[int, int]] | None, groups: list[int] | None
 ) -> None:
-    told: list[tuple[int, int, float]] = []
-    costs = SimpleNamespace(computed=lambda start, end, seconds: told.append((start, end, seconds)))
+    told: list[tuple[Any, float]] = []
+    costs = SimpleNamespace(computed=lambda spans, seconds: told.append((spans, seconds)))
     linker: Any = SwiftLinker.__new__(SwiftLinker)
     linker.stack = SimpleNamespace(costs=costs)
     linker._times = SimpleNamespace(result=lambda launched, now: Took(0.25, 7.0, alone=True))
@@ -120,4 +120,4 @@ def test_one_prompt_tells_what_computing_costs_though_few_others_decode(
             return_hidden_states=False, global_num_tokens=groups,
         )
     )  # fmt: skip
-    assert told == ([(*learnt, 0.25)] if learnt else [])
+    assert told == ([(learnt, 0.25)] if learnt else [])

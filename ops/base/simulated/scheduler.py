@@ -315,7 +315,7 @@ class Scheduler:
         if load is not None:
             self._landed(asked, load, copied)
         else:
-            self._stack.costs.computed(start, end, seconds)
+            self._stack.costs.computed([(start, end)], seconds)
         asked.tokens = end
 
     def _first_token(self, asked: ModelRequest) -> None:

@@ -163,7 +163,7 @@ def test_what_was_learnt_from_eight_requests_never_makes_it_slower_than_either_w
         )
         costs, generator = LiveCosts(), random.Random(seed)
         for length in (1536, 64, 1024, 128, 768, 256, 512, 96):
-            costs.computed(0, length, device.seconds(0, length) * generator.lognormvariate(0, 0.1))
+            costs.computed([(0, length)], device.seconds(0, length) * generator.lognormvariate(0, 0.1))
         for nbytes in (10_000, 100_000, 1_000_000):
             costs.loaded(REMOTE, nbytes, setup.costs.sources[REMOTE].seconds(nbytes))
         seconds = {

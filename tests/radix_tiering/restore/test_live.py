@@ -19,6 +19,7 @@ from swift_tiers.radix_tiering.restore.fitting import SHORTEST_FORWARD
 from swift_tiers.radix_tiering.restore.live import (
     ENOUGH_FORWARDS,
     ENOUGH_LOADS,
+    FLOWS_LATELY,
     MOST_TOGETHER,
     REFIT_EVERY,
     SHORTEST_KEPT,
@@ -51,7 +52,7 @@ def learned(rounds: int = 20) -> LiveCosts:
 def feed(live: LiveCosts, number: int, slower: float = 1.0) -> None:
     """One forward and one load, all that they take `slower`."""
     start, end = SPANS[number % len(SPANS)]
-    live.computed(start, end, slower * COMPUTE.seconds(start, end))
+    live.computed([(start, end)], slower * COMPUTE.seconds(start, end))
     nbytes = SIZES[number % len(SIZES)]
     live.loaded("ssd", nbytes, slower * DISK.seconds(nbytes))
 
@@ -118,7 +119,7 @@ def test_only_what_was_seen_moves() -> None:
     assert now.compute == COMPUTE
     assert now.sources["host"] == DISK
     assert now.sources["ssd"].seconds(10**8) == pytest.approx(10 * DISK.seconds(10**8), rel=0.1)
-    live.computed(0, 512, 2 * COMPUTE.seconds(0, 512))
+    live.computed([(0, 512)], 2 * COMPUTE.seconds(0, 512))
     assert 1 < live.factors["compute"] < 2
     assert live.factors["host"] == 1
 
@@ -144,15 +145,15 @@ def test_nothing_is_known_at_first() -> None:
 def test_computing_is_known_after_enough_forwards_of_different_lengths() -> None:
     live = LiveCosts()
     for _ in range(10 * ENOUGH_FORWARDS):
-        live.computed(0, 512, COMPUTE.seconds(0, 512))
+        live.computed([(0, 512)], COMPUTE.seconds(0, 512))
     assert live.compute is None
-    for tokens in (100, 110, 120):
+    for tokens in (100, 110):
         assert live.compute is None
-        live.computed(0, tokens, COMPUTE.seconds(0, tokens))
+        live.computed([(0, tokens)], COMPUTE.seconds(0, tokens))
     assert compute_of(live).seconds(0, 300) == pytest.approx(COMPUTE.seconds(0, 300), rel=0.2)
     few = LiveCosts()
     for number in range(ENOUGH_FORWARDS - 1):
-        few.computed(0, 64 + 200 * number, 1.0)
+        few.computed([(0, 64 + 200 * number)], 1.0)
     assert few.compute is None
 
 
@@ -179,10 +180,10 @@ def test_long_prompts_are_learned_after_a_time_of_short_ones() -> None:
     short = [(0, 40), (0, 90), (0, 150), (0, 300), (0, 512)]
     for number in range(200):
         span = short[number % len(short)]
-        live.computed(*span, COMPUTE.seconds(*span))
+        live.computed([span], COMPUTE.seconds(*span))
     for number in range(200):
         span = SPANS[number % len(SPANS)]
-        live.computed(*span, COMPUTE.seconds(*span))
+        live.computed([span], COMPUTE.seconds(*span))
     for span in SPANS:
         assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.05)
 
@@ -230,7 +231,7 @@ def test_a_large_fixed_part_is_learnt_from_a_few_prompts(seed: int, noise: float
         for number in range(24):
             tokens = FIRST[number % len(FIRST)]
             slow = 2.5 if number < 2 else 1.0  # caches are cold
-            live.computed(0, tokens, slow * FIXED.seconds(0, tokens) * generator.lognormvariate(0, noise))
+            live.computed([(0, tokens)], slow * FIXED.seconds(0, tokens) * generator.lognormvariate(0, noise))
         fixed.append(compute_of(live).fixed_seconds)
         whole.append(compute_of(live).seconds(0, 1024))
     assert statistics.median(fixed) == pytest.approx(FIXED.fixed_seconds, rel=0.1 + 3 * noise)
@@ -253,13 +254,58 @@ def test_a_source_is_fitted_seldom_as_long_as_fits_say_the_same(monkeypatch: pyt
     assert live.sources["ssd"].seconds(7 << 26) == pytest.approx(2 * DISK.seconds(7 << 26), rel=0.1)
 
 
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.integers(1, 8), st.integers(6, 40), st.floats(1e6, 1e10), st.floats(0.0, 3.0), st.integers(0, 3), st.booleans()
+)
+@example(pages=2, samples=19, rate=11.1e6, ahead=0.0, again=3, profiled=False)  # as seen of a throttled device
+def test_what_flows_is_not_taken_for_latency(
+    pages: int, samples: int, rate: float, ahead: float, again: int, profiled: bool
+) -> None:
+    """A slow source is heard of after every few pages, always as many: what it brings of 1,000 takes as long as they
+    do. Each time it is asked anew it has something else to do first, such as writing."""
+    nbytes = pages * 737_280
+    profile = SourceCost(latency_seconds=0.0, bytes_per_second=rate)
+    live = LiveCosts(CostModel(compute=COMPUTE, sources={"ssd": profile}) if profiled else None)
+    for _ in range(again + 1):
+        live.loaded("ssd", nbytes, ahead + nbytes / rate)
+        for _ in range(samples):
+            live.loaded("ssd", nbytes, nbytes / rate, begun=False)
+        assert live.sources["ssd"].bytes_per_second == pytest.approx(rate, rel=0.05)
+    live.loaded("ssd", nbytes, 10 * (ahead + nbytes / rate))
+    assert live.sources["ssd"].bytes_per_second == pytest.approx(rate, rel=0.05)
+
+
+def test_a_source_that_is_asked_for_little_each_time_is_corrected_all_the_same() -> None:
+    live = LiveCosts(PROFILE)
+    live.loaded("ssd", 10**7, DISK.seconds(10**7), begun=False)
+    for _ in range(2 * FLOWS_LATELY):
+        live.loaded("ssd", 10**7, 4 * DISK.seconds(10**7))
+    assert live.sources["ssd"].seconds(10**7) == pytest.approx(4 * DISK.seconds(10**7), rel=0.1)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data())
+def test_forwards_over_several_prompts_tell_what_one_costs(data: st.DataObject) -> None:
+    """With many requests at a time hardly any forward is of one alone."""
+    live = LiveCosts()
+    batches = data.draw(
+        st.lists(st.lists(st.sampled_from(SPANS), min_size=2, max_size=5), min_size=REFIT_EVERY, max_size=60)
+    )
+    for spans in [SPANS[:3], SPANS[4:6], *batches, SPANS[3:6], SPANS[-2:]]:
+        tokens, pairs = sum(end - start for start, end in spans), sum(end**2 - start**2 for start, end in spans)
+        live.computed(spans, COMPUTE.of(tokens, pairs))
+    for span in SPANS:
+        assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.1)
+
+
 def test_a_few_tokens_say_nothing_of_what_is_fixed_in_a_chunk() -> None:
     """As seen on a CPU: a forward over one token takes half of what is fixed in longer ones."""
     live = LiveCosts()
     for number in range(48):
-        live.computed(0, 1 + number % (SHORTEST_FORWARD - 1), 0.05)
+        live.computed([(0, 1 + number % (SHORTEST_FORWARD - 1))], 0.05)
         tokens = FIRST[number % len(FIRST)]
-        live.computed(0, tokens, FIXED.seconds(0, tokens))
+        live.computed([(0, tokens)], FIXED.seconds(0, tokens))
     assert compute_of(live).fixed_seconds == pytest.approx(FIXED.fixed_seconds, rel=0.02)
     assert compute_of(live).seconds(0, 1) == pytest.approx(FIXED.seconds(0, 1), rel=0.02)
 
@@ -271,13 +317,13 @@ def test_what_a_forward_takes_at_least_follows_the_shortest_ones(profile: CostMo
     before = compute_of(live)
     slow = 50 * before.seconds(0, 1)
     for seconds in (2 * slow, slow, 3 * slow):
-        live.computed(4000, 4001, seconds)
+        live.computed([(4000, 4001)], seconds)
     assert compute_of(live).seconds(0, 1) == slow
     assert live.compute_at_worst is not None
     assert live.compute_at_worst.seconds(0, 1) == slow
     assert compute_of(live).seconds(0, 10**6) == before.seconds(0, 10**6)
     for _ in range(SHORTEST_KEPT):
-        live.computed(4000, 4001, 2 * slow)
+        live.computed([(4000, 4001)], 2 * slow)
     assert compute_of(live).seconds(0, 1) == 2 * slow, "it has become slower"
 
 
@@ -286,7 +332,7 @@ def test_what_a_forward_takes_at_least_follows_the_shortest_ones(profile: CostMo
 def test_the_worst_is_never_better_than_what_is_believed(told: list[tuple[int, int, float]], profiled: bool) -> None:
     live = LiveCosts(PROFILE if profiled else None)
     for start, tokens, seconds in told:
-        live.computed(start, start + tokens, seconds)
+        live.computed([(start, start + tokens)], seconds)
         assert (live.compute is None) == (live.compute_at_worst is None)
         if live.compute is not None and live.compute_at_worst is not None:
             for span in SPANS:
@@ -307,7 +353,7 @@ def test_noise_widens_what_may_be_and_quiet_narrows_it() -> None:
     def open_after(noise: float) -> float:
         for number in range(40):
             span = SPANS[number % len(SPANS)]
-            live.computed(*span, COMPUTE.seconds(*span) * generator.lognormvariate(0, noise))
+            live.computed([span], COMPUTE.seconds(*span) * generator.lognormvariate(0, noise))
         assert live.compute_at_worst is not None
         return live.compute_at_worst.seconds(0, 512) / compute_of(live).seconds(0, 512) - 1
 
@@ -346,7 +392,7 @@ def test_one_freak_moves_nothing_far_nor_for_long(profiled: bool, before: int, w
     for number in range(before):
         feed(live, number)
     span, nbytes = SPANS[which % len(SPANS)], SIZES[which % len(SIZES)]
-    live.computed(*span, freak * COMPUTE.seconds(*span))
+    live.computed([span], freak * COMPUTE.seconds(*span))
     live.loaded("ssd", nbytes, freak * DISK.seconds(nbytes))
 
     def furthest() -> float:
@@ -368,10 +414,12 @@ def test_nonsense_is_left_out(profile: CostModel | None) -> None:
         feed(live, number)
     before = live.now()
     for seconds in (0.0, -1.0, math.inf, math.nan):
-        live.computed(0, 512, seconds)
+        live.computed([(0, 512)], seconds)
         live.loaded("ssd", 10**6, seconds)
-    live.computed(512, 512, 1.0)
-    live.computed(-1, 512, 1.0)
+    live.computed([(512, 512)], 1.0)
+    live.computed([(-1, 512)], 1.0)
+    live.computed([], 1.0)
+    live.computed([(0, 512), (3, 2)], 1.0)
     live.loaded("ssd", 0, 1.0)
     live.loaded("nowhere", -5, 1.0)
     assert live.now() == before

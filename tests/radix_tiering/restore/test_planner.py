@@ -350,7 +350,7 @@ def test_answers_by_costs_that_were_learned_are_pythons_own(seed: int, noise: fl
     generator, costs = random.Random(seed), LiveCosts()
     for number in range(100):
         end = (16, 64, 200, 512, 1024, 2048)[number % 6]
-        costs.computed(0, end, COST.seconds(0, end) * generator.uniform(1 - noise, 1 + noise))
+        costs.computed([(0, end)], COST.seconds(0, end) * generator.uniform(1 - noise, 1 + noise))
         costs.loaded("ssd", 10**7, generator.uniform(1 - noise, 1 + noise))
     planner = Planner(costs, page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4)
     planner.copying = lambda: 0.01
