@@ -28,9 +28,9 @@ from .fitting import (
     most_fixed_seconds,
 )
 
-#: Forwards to have seen before the cost of computing is known, the longest of them so many times the shortest.
+#: Forwards to have seen before the cost of computing is known, not all of one kind. They may all be as long: where much
+#: is to be computed, each fills its chunk. What is fixed in them is open then, and `compute_at_worst` says how far.
 ENOUGH_FORWARDS = 5
-LENGTHS_APART = 4
 #: Of the newest shortest forwards, the quickest one tells what a forward takes at least.
 SHORTEST_KEPT = 8
 #: Loads to have seen of a source.
@@ -392,10 +392,7 @@ class LiveCosts:
 
 
 def _learn_compute(samples: Sequence[ForwardSample]) -> ComputeCost | None:
-    lengths = [one.tokens for one in samples]
-    if len(samples) < ENOUGH_FORWARDS or max(lengths) < LENGTHS_APART * min(lengths):
-        return None
-    return fit_compute(samples)
+    return None if len(samples) < ENOUGH_FORWARDS else fit_compute(samples)
 
 
 def _learn_source(samples: Sequence[LoadSample]) -> SourceCost | None:

@@ -50,7 +50,15 @@ HEAD, TAIL = 3, 5  # of the queue of reads, and behind it that of writes
 IN_FLIGHT = 7
 READS, WRITES, BYTES_READ, BYTES_WRITTEN = 8, 9, 10, 11
 READ_ERRORS, WRITE_ERRORS, CORRUPT, ERRORS_IN_A_ROW = 12, 13, 14, 15
-DEVICE_WORDS = 16
+WRITES_FLYING = 16  # of those in flight
+DEVICE_WORDS = 17
+#: A read is begun at once, and then waits for what the device has begun. So as long as writes take longer than this,
+#: seconds, fewer of them are in flight; most devices never come to that with all they may have.
+WRITE_SECONDS = 0.1
+#: So many writes keep any device busy: one that is under way, and one to be next.
+FEWEST_WRITES = 2
+#: A write that took no longer allows for so many more of them, and one that did for as many fewer than there are.
+ALLOWED_STEP = 0.5
 #: An entry of a queue: the row of a page, and which unit of it.
 QUEUE_SHIFT, _MASK = 20, (1 << 20) - 1
 
@@ -142,17 +150,20 @@ def queue(transfers, devices, queues, rows):
     return True
 
 
-@_entry("int64", _WORDS, _REALS, _BYTES, _WORDS, _BYTES, _WORDS, "int64[:,:,::1]", _LINE, _LINE, _LINE,
-        "float64", "int64", "int64", "int64")  # fmt: skip
+@_entry("int64", _WORDS, _REALS, _BYTES, _WORDS, _BYTES, _WORDS, _REALS, "int64[:,:,::1]", _LINE, _LINE,
+        _LINE, "float64", "int64", "int64", "int64")  # fmt: skip
 def fill(
-    units, since, headers, transfers, identities, devices, queues, free, meta, begun, now, unit_bytes, depth, function
-):
+    units, since, headers, transfers, identities, devices, allowed, queues, free, meta, begun, now, unit_bytes, depth,
+    function,
+):  # fmt: skip
     """Begin as many units as the devices have room for, the reads of each first: their rows go to `begun`; how many."""
     count, room = 0, queues.shape[2]
     for number in range(len(devices)):
         device = devices[number]
         for kind in range(2):
             while device[HEAD + kind] < device[TAIL + kind] and device[IN_FLIGHT] < depth and meta[FREE_ROWS] > 0:
+                if kind and device[WRITES_FLYING] >= allowed[number]:
+                    break
                 entry = queues[number, kind, device[HEAD + kind] % room]
                 device[HEAD + kind] += 1
                 page = transfers[entry >> QUEUE_SHIFT]
@@ -173,6 +184,7 @@ def fill(
                 unit[NBYTES] = -(-unit[LENGTH] // BLOCK_BYTES) * BLOCK_BYTES
                 since[row] = now
                 device[IN_FLIGHT] += 1
+                device[WRITES_FLYING] += kind
                 meta[ALL_FLYING] += 1
                 if kind:
                     block = headers[row]
@@ -201,9 +213,11 @@ def _back(units, transfers, free, meta, row, ending, count):
     return count
 
 
-@_entry("void", _WORDS, _REALS, _WORDS, _WORDS, _WORDS, _REALS, _LINE, _LINE, _LINE, _LINE, _REALS, "float64",
-        "int64[:,::1]")  # fmt: skip
-def complete(units, since, transfers, devices, latency, latency_sum, free, meta, tags, errors, bounds, now, found):
+@_entry("void", _WORDS, _REALS, _WORDS, _WORDS, _REALS, _WORDS, _REALS, _LINE, _LINE, _LINE, _LINE, _REALS,
+        "float64", "int64", "int64[:,::1]")  # fmt: skip
+def complete(
+    units, since, transfers, devices, allowed, latency, latency_sum, free, meta, tags, errors, bounds, now, depth, found
+):
     """Account for completions. To the rows of `found`: pages that have ended with them; units that are to be verified;
     which completions are errors, of which nothing but the time is counted, and that are under way until somebody has
     looked at each; places of pages that had ended before."""
@@ -217,6 +231,13 @@ def complete(units, since, transfers, devices, latency, latency_sum, free, meta,
         seconds = now - since[row]
         latency[unit[DEVICE], np.searchsorted(bounds, seconds)] += 1
         latency_sum[unit[DEVICE]] += seconds
+        if page[WRITING]:
+            if seconds <= WRITE_SECONDS:
+                allowed[unit[DEVICE]] = min(float(depth), allowed[unit[DEVICE]] + ALLOWED_STEP)
+            else:
+                fewer = min(allowed[unit[DEVICE]], device[WRITES_FLYING]) - ALLOWED_STEP
+                allowed[unit[DEVICE]] = max(float(min(depth, FEWEST_WRITES)), fewer)
+            device[WRITES_FLYING] -= 1
         if errors[at]:
             found[2, faulty] = at
             faulty += 1

@@ -52,6 +52,7 @@ class Units:
         self._word = memoryview(self._transfers)  # type: ignore[arg-type]
         self._identities = np.zeros((64, k.IDENTITY_BYTES), np.uint8)
         self._devices = np.zeros((0, k.DEVICE_WORDS), np.int64)
+        self._allowed = np.zeros(0)  # writes in flight, of each device
         self._queues = np.zeros((0, 2, 256), np.int64)
         self._latency = np.zeros((0, len(_BOUNDS) + 1), np.int64)
         self._latency_sum = np.zeros(0)
@@ -71,6 +72,7 @@ class Units:
         if geometry is not None:
             words[0, [k.NUMBER, k.FIRST, k.STRIDE]] = number, geometry.first_slot, geometry.slot_bytes
         self._devices = np.concatenate([self._devices, words])
+        self._allowed = np.append(self._allowed, float(self._depth))
         self._queues = np.concatenate([self._queues, np.zeros((1, 2, self._queues.shape[2]), np.int64)])
         self._latency = np.concatenate([self._latency, np.zeros((1, len(_BOUNDS) + 1), np.int64)])
         self._latency_sum = np.append(self._latency_sum, 0.0)
@@ -279,8 +281,8 @@ class Units:
             self._lingering = [page for page in self._lingering if not self._left(page)]
         begun = self._found[0]
         count = k.fill(
-            self._units, self._since, self._headers, self._transfers, self._identities, self._devices, self._queues,
-            self._free, self._meta, begun, now, self.unit_bytes, self._depth, checksum.FUNCTION,
+            self._units, self._since, self._headers, self._transfers, self._identities, self._devices, self._allowed,
+            self._queues, self._free, self._meta, begun, now, self.unit_bytes, self._depth, checksum.FUNCTION,
         )  # fmt: skip
         return self._requests(begun[:count].copy()) if count else None
 
@@ -318,8 +320,8 @@ class Units:
         """Account for completions: int64 each."""
         found, meta = self._found, self._meta
         k.complete(
-            self._units, self._since, self._transfers, self._devices, self._latency, self._latency_sum, self._free,
-            meta, tags, errors, _BOUNDS, now, found,
+            self._units, self._since, self._transfers, self._devices, self._allowed, self._latency, self._latency_sum,
+            self._free, meta, tags, errors, _BOUNDS, now, self._depth, found,
         )  # fmt: skip
         ending, unverified, faulty, late = meta[k.ENDING : k.LATE + 1].tolist()
         places = list(zip(found[3, :late].tolist(), found[4, :late].tolist(), strict=True)) if late else []

@@ -142,7 +142,7 @@ def test_nothing_is_known_at_first() -> None:
     assert not live.factors
 
 
-def test_computing_is_known_after_enough_forwards_of_different_lengths() -> None:
+def test_computing_is_known_after_enough_forwards_that_are_not_all_alike() -> None:
     live = LiveCosts()
     for _ in range(10 * ENOUGH_FORWARDS):
         live.computed([(0, 512)], COMPUTE.seconds(0, 512))
@@ -155,6 +155,20 @@ def test_computing_is_known_after_enough_forwards_of_different_lengths() -> None
     for number in range(ENOUGH_FORWARDS - 1):
         few.computed([(0, 64 + 200 * number)], 1.0)
     assert few.compute is None
+
+
+def test_it_is_known_where_each_forward_fills_its_chunk_and_what_is_fixed_is_open() -> None:
+    """As where requests wait for each other: there is no shorter one as long as that lasts."""
+    live = LiveCosts()
+    for number in range(ENOUGH_FORWARDS):
+        start = 512 * (number % 3)
+        spans = [(start, start + 512)] if number % 2 else [(start, start + 75), (0, 437)]
+        tokens, pairs = sum(end - start for start, end in spans), sum(end**2 - start**2 for start, end in spans)
+        live.computed(spans, COMPUTE.of(tokens, pairs))
+    for span in ((0, 512), (512, 1024), (1024, 1536)):
+        assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.1)
+    assert live.compute_at_worst is not None
+    assert live.compute_at_worst.seconds(0, 32) >= COMPUTE.seconds(0, 32), "it may be"
 
 
 def test_a_source_is_known_after_a_few_loads_even_while_computing_is_not() -> None:
