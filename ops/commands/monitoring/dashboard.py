@@ -104,7 +104,7 @@ ROWS: dict[str, Sequence[Graph]] = {
                 *_lines(_rate, "", {"faults in lending a second": "lend_faults_total"}),
                 Query("count by (instance) (swift_tiers_gpu_answers == 0)", "GPUs that do not answer"),
             ],
-            "Nothing here is as it should be.",
+            "Above zero something is broken.",
         ),
         Graph(
             "Pages not taken in",
@@ -127,8 +127,11 @@ ROWS: dict[str, Sequence[Graph]] = {
         Graph(
             "Restores by how they ended",
             "short",
-            _lines(_counted, "{{outcome}}", {"": "restores_total"}, "outcome"),
-            "A second: `split`, a part was computed meanwhile.",
+            [
+                *_lines(_counted, "{{outcome}}", {"": "restores_total"}, "outcome"),
+                *_lines(_counted, "", {"pages lost": "restore_lost_pages_total"}),
+            ],
+            "A second: `split`, a part was computed meanwhile; pages lost were found, and did not come.",
         ),
         Graph(
             "Restores that were not as planned",
@@ -139,7 +142,6 @@ ROWS: dict[str, Sequence[Graph]] = {
                     _share(_counted, "restores_copied_first_total", "restores_started_total"),
                     "copied before their forward",
                 ),
-                *_lines(_counted, "", {"pages lost a second": "restore_lost_pages_total"}),
             ],
         ),
         Graph(
