@@ -7,14 +7,14 @@ import statistics
 
 import pytest
 
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
+from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import Hands, chain, close, content, forget_all, make_stack, memory_ssd, namespace
+from support.engine import Hands, chain, close, forget_all, make_stack, memory_ssd, namespace, put
 
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=16, row_bytes=4_096)
 PAGES, NEW, CHUNK = 40, 8, 8
@@ -41,15 +41,9 @@ class Server:
             restore={"chunk": CHUNK * GEOMETRY.tokens},
         )
         self.keys = chain(*range(PAGES))
-        self.put(self.keys)
+        put(self.stack, self.keys)
         assert self.stack.wait_written(20)
         array.slow_to(share * GEOMETRY.page_bytes / PAGE_SECONDS)
-
-    def put(self, keys: list[bytes]) -> None:
-        offered = self.stack.intake.begin(keys, ROOT_KEY, 1)
-        for index, slot in zip(offered.indices, offered.slots, strict=True):
-            self.stack.host.page(slot)[:] = content(keys[index], GEOMETRY.page_bytes)
-        self.stack.intake.commit(offered)
 
     def compute(self, first: int, end: int) -> None:
         tokens = first * GEOMETRY.tokens, end * GEOMETRY.tokens
@@ -73,19 +67,15 @@ class Server:
             if step.end > step.jump:
                 self.compute(step.jump, step.end)
             front = step.end
-        if front < PAGES and not restore.pages:
-            self.compute_chunks(front)
+        for first in range(max(front, restore.pages), PAGES, CHUNK):  # what has not come
+            self.compute(first, min(PAGES, first + CHUNK))
         self.compute(PAGES, PAGES + NEW)
         seconds = self.runner.monotonic() - began
         restorer.split(restore)
         restorer.release(restore)
         self.number += 1
-        self.put(chain(*range(1000 * self.number, 1000 * self.number + NEW)))
+        put(self.stack, chain(*range(1000 * self.number, 1000 * self.number + NEW)))
         return seconds
-
-    def compute_chunks(self, front: int) -> None:
-        for first in range(front, PAGES, CHUNK):
-            self.compute(first, min(PAGES, first + CHUNK))
 
 
 def without_tiers() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
+from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
@@ -14,7 +14,7 @@ from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import Hands, chain, close, content, in_virtual_time, make_stack, memory_ssd, namespace, wait_until
+from support.engine import Hands, chain, close, in_virtual_time, make_stack, memory_ssd, namespace, put, wait_until
 
 DEVICES, PAGES, CHUNK = 4, 64, 8
 #: 256 KiB pages: a unit of 64 KiB on each of four devices.
@@ -64,15 +64,8 @@ class Rig:
         self.stack.planner.costs = self.stack.restorer._turns._costs = self.costs
 
     def write(self) -> None:
-        self.offer(self.keys)
+        put(self.stack, self.keys)
         assert self.stack.wait_written(20)
-
-    def offer(self, keys: list[bytes]) -> None:
-        """Have them written, sooner or later."""
-        offered = self.stack.intake.begin(keys, ROOT_KEY, 1)
-        for index, slot in zip(offered.indices, offered.slots, strict=True):
-            self.stack.host.page(slot)[:] = content(keys[index], GEOMETRY.page_bytes)
-        self.stack.intake.commit(offered)
 
     @property
     def believed(self) -> float:
@@ -183,7 +176,7 @@ def test_a_read_does_not_wait_for_all_that_is_to_be_written(rig: Rig) -> None:
     unit_seconds = UNIT / rate
     rig.stack.flush("memory")
     rig.array.slow_to(rate)
-    rig.offer(chain(*range(1000, 1000 + PAGES)))
+    put(rig.stack, chain(*range(1000, 1000 + PAGES)))
     rig.runner.sleep(10 * unit_seconds)
     before, written = rig.stack.snapshot().tiers["ssd"].bytes_written, rig.runner.monotonic()
     rig.runner.sleep(10 * unit_seconds)

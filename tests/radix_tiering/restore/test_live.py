@@ -57,6 +57,11 @@ def feed(live: LiveCosts, number: int, slower: float = 1.0) -> None:
     live.loaded("ssd", nbytes, slower * DISK.seconds(nbytes))
 
 
+def together(spans: list[tuple[int, int]]) -> float:
+    """What one forward over these takes."""
+    return COMPUTE.of(sum(end - start for start, end in spans), sum(end**2 - start**2 for start, end in spans))
+
+
 def compute_of(live: LiveCosts) -> ComputeCost:
     assert live.compute is not None
     return live.compute
@@ -163,8 +168,7 @@ def test_it_is_known_where_each_forward_fills_its_chunk_and_what_is_fixed_is_ope
     for number in range(ENOUGH_FORWARDS):
         start = 512 * (number % 3)
         spans = [(start, start + 512)] if number % 2 else [(start, start + 75), (0, 437)]
-        tokens, pairs = sum(end - start for start, end in spans), sum(end**2 - start**2 for start, end in spans)
-        live.computed(spans, COMPUTE.of(tokens, pairs))
+        live.computed(spans, together(spans))
     for span in ((0, 512), (512, 1024), (1024, 1536)):
         assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.1)
     assert live.compute_at_worst is not None
@@ -307,8 +311,7 @@ def test_forwards_over_several_prompts_tell_what_one_costs(data: st.DataObject) 
         st.lists(st.lists(st.sampled_from(SPANS), min_size=2, max_size=5), min_size=REFIT_EVERY, max_size=60)
     )
     for spans in [SPANS[:3], SPANS[4:6], *batches, SPANS[3:6], SPANS[-2:]]:
-        tokens, pairs = sum(end - start for start, end in spans), sum(end**2 - start**2 for start, end in spans)
-        live.computed(spans, COMPUTE.of(tokens, pairs))
+        live.computed(spans, together(spans))
     for span in SPANS:
         assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.1)
 
