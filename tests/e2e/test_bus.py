@@ -278,7 +278,7 @@ def test_every_rank_stops_at_the_same_layer(server, bus, answers):
         met.append(stories[0]["met_layer"])
     assert [list(pages) for pages in found] == [["host"]] * 2 + [["ssd"]] * 2
     assert None not in met
-    assert command(bus, type="set_policy", field="restore.strategy", value="auto")["state"] == "done"
+    assert command(bus, type="set_policy", field="restore.strategy", value="load")["state"] == "done"
     until(lambda: snapshot(server)["tiers"]["host"]["pinned_pages"] == 0, "pins leaked")
 
 

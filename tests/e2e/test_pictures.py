@@ -96,7 +96,7 @@ def expected(site: Site) -> dict[str, Answer]:
 @pytest.fixture(scope="module")
 def server(site: Site) -> Iterator[Server]:
     # By what it costs they would be computed wherever this machine reads slowly.
-    tiers = {**site.tiers(host="4MiB"), "restore": {"strategy": "load"}}
+    tiers = site.tiers(host="4MiB")
     with site.server("main", "--page-size", str(PAGE), tiers=tiers) as server:
         server.start()
         server.wait_ready(START_SECONDS)
@@ -152,7 +152,7 @@ def test_a_turn_that_is_computed_without_its_picture_is_nobody_elses(
     text, shown = f"<|im_start|>user\n{ASKED['a picture and text'][0]}", (7,)
     directory = site.root / way
     directory.mkdir()
-    tiers = {**site.tiers(directory, host="4MiB"), "restore": {"strategy": "load"}}
+    tiers = site.tiers(directory, host="4MiB")
     more = ("--page-size", str(PAGE), "--tp-size", "2", "--max-running-requests", "1")
     with site.server("turns", *more, tiers=tiers) as server, ThreadPoolExecutor(2) as clients:
         server.start()

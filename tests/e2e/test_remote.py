@@ -46,12 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 def tiers(site: Site, name: str, engine: str, options: dict[str, Any]) -> dict[str, Any]:
     directory = site.root / f"ssd-{name}"
     directory.mkdir()
-    # What a store has is asked for, whether or not that pays on a busy machine.
-    return {
-        **site.tiers(directory, host="4MiB"),
-        "remote": shared_store(engine, options),
-        "restore": {"strategy": "load"},
-    }
+    return {**site.tiers(directory, host="4MiB"), "remote": shared_store(engine, options)}
 
 
 def remote_pages(server: Any) -> int:

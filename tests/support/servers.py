@@ -163,8 +163,11 @@ class Site:
         return server
 
     def tiers(self, *directories: Path, host: str = "1MiB") -> dict[str, Any]:
+        """Pages are loaded from where they are. What a server learns of costs, beside whatever else its machine has to
+        do, decides nothing unless a test asks for that."""
         named = [str(directory) for directory in directories or self.directories]
         return {
+            "restore": {"strategy": "load"},
             "host": {"size": host},
             "ssd": {"directories": named, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
             "policy": {"restore_deadline": "60s"},
