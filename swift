@@ -11,6 +11,7 @@
 Needs nothing but python3 (3.11 or 3.12) with venv and pip. A second run re-installs only if the lock changed.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -103,20 +104,29 @@ def setup_remote() -> None:
     run([*uv, "-r", str(REMOTE_LOCK)], VIRTUAL_ENV=str(VENV), UV_PYTHON_DOWNLOADS="never")
 
 
+def collecting() -> "subprocess.Popen[bytes]":
+    """pytest reads all test files, which it compiles in its own way, and keeps. Types are checked meanwhile, on one core;
+    else each of three processes would do it. What is wrong with them the run itself says."""
+    command = [str(PYTHON), "-m", "pytest", "--collect-only", "-qq"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def test(arguments: "list[str]") -> None:
     python = str(PYTHON)
     run([python, "-m", "ruff", "format", "--check", "--quiet", "."])
     run([python, "-m", "ruff", "check", "--quiet", "."])
-    rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
-    run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
+    # Hundreds of processes import the same modules, which are compiled once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Compiled here once, and not by every process of the suite.
     run([python, "-c", COMPILE])
-    if set(arguments) <= {"--all"}:
+    whole = set(arguments) <= {"--all"}
+    rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
+    with collecting() if whole else contextlib.nullcontext():
+        run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
+    if whole:
         # One process for the tests that start servers, which wait for much of their time, and two for all others. A
         # fourth was tried on two cores: it is no faster, and what is slow then runs into its time limit.
         arguments += ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
-    # Hundreds of processes import the same modules, which are compiled once.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.chdir(ROOT)
     os.execv(python, [python, "-m", "pytest", *arguments])
 
