@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+import pytest
+
 from swift_tiers.ops.commands.bench.report import MISSED
 from swift_tiers.ops.lab.bench.beside import BESIDE, FIRST, arguments
 
@@ -18,6 +20,7 @@ def measured(s, file):
     return measure(s, argparse.Namespace(tokens=400, copy=0.05, rounds=1, json=Path(file)))
 
 
+@pytest.mark.exhaustive
 def test_it_runs(tmp_path: Path) -> None:
     """A bound that is missed is none of the suite's business: the machine may be busy."""
     file = tmp_path / "figures.json"

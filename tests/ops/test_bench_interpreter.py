@@ -7,6 +7,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from swift_tiers.ops.commands.bench.report import MISSED
 from swift_tiers.ops.lab.bench.interpreter import arguments
 
@@ -19,6 +21,7 @@ def measured(s, file):
     return measure(s, argparse.Namespace(steps=20, rounds=1, pages=200, json=Path(file)))
 
 
+@pytest.mark.exhaustive
 def test_it_runs(tmp_path: Path) -> None:
     """A bound that is missed is none of the suite's business: the machine may be busy."""
     file = tmp_path / "figures.json"

@@ -10,7 +10,7 @@ import pytest
 #: Set while everything is to be tested, by `--all`; processes that are started inherit it.
 ALL_VARIABLE = "SWIFT_TESTS_ALL"
 #: The default run tries one of so many, other ones each time, and never fewer than `FEWEST`.
-SHARE, FEWEST = 4, 10
+SHARE, FEWEST = 5, 10
 
 
 def exhaustive() -> bool:

@@ -104,7 +104,7 @@ def test_leases_outlive_the_redis_by_which_they_were_found(machine: Machine) -> 
     assert {view.lease for view in machine.lending.leases()} == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)])
 def test_pages_are_read_under_renewed_leases_while_redis_is_stopped_or_gone(
     machine: Machine, how: signal.Signals
 ) -> None:
