@@ -449,6 +449,7 @@ def arguments(tmp_path_factory, **more) -> list[str]:
         "host": {"size": "4MiB"},
         "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
         "policy": {"restore_deadline": "60s", "flush_cache": "all"},
+        "restore": {"strategy": "load"},  # whether or not that pays on a busy machine
         "bus": {"requests_interval": "60s", "directory": str(tmp_path_factory.mktemp("bus"))},
         **more,
     }

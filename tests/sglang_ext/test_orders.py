@@ -246,6 +246,7 @@ def arguments(tmp_path_factory, control: bool) -> list[str]:
         "host": {"size": "1MiB"},
         "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
         "policy": {"restore_deadline": "60s"},
+        "restore": {"strategy": "load"},  # whether or not that pays on a busy machine
         "bus": {"control": control, "directory": str(tmp_path_factory.mktemp("bus"))},
     }
     return [

@@ -876,6 +876,7 @@ def scheduler(tmp_path_factory, directories):
         "host": {"size": "1MiB"},
         "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
         "policy": {"restore_deadline": "60s"},
+        "restore": {"strategy": "load"},  # whether or not that pays on a busy machine
         "bus": {"enabled": False},
     }
     arguments = [

@@ -45,12 +45,13 @@ def arguments_of(model: Path, *more: str, page: int = PAGE) -> list[str]:
 
 
 def with_tiers(directory: Path, **changes: Any) -> list[str]:
-    """More arguments: tiers that hold all pages of all questions, on SSD beyond the server's end."""
+    """More arguments: tiers that hold all pages of all questions, on SSD beyond the server's end, and load them,
+    whatever was learned of costs on a machine that has other things to do."""
     config = {
         "host": {"size": "32MiB"},
         "ssd": {"directories": [str(directory)], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
         "policy": {"restore_deadline": "60s"},
-        "restore": {"chunk": 64},
+        "restore": {"strategy": "load", "chunk": 64},
         "bus": {"enabled": False},
         **changes,
     }
