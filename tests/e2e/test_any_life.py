@@ -43,15 +43,14 @@ def _windowed(directory: Path) -> Path:
     return tiny_gemma(directory, own_pool=True)
 
 
-LOADS = {"restore": {"strategy": "load"}}
 KINDS = {
-    "loads": Kind(LOADS, {"--page-size": "16"}),
+    "loads": Kind({}, {"--page-size": "16"}),
     "single tokens, computed from the front": Kind(
         {"restore": {"strategy": "token-wise", "chunk": 64}, "ssd": {"throttle": "3MiB"}},
         {"--page-size": "1"},
     ),
     "written back, least often used": Kind(
-        {**LOADS, "policy": {"write": "back", "eviction": "lfu"}, "host": {"verify": "beside"}},
+        {"policy": {"write": "back", "eviction": "lfu"}, "host": {"verify": "beside"}},
         {"--page-size": "16"},
     ),
     "layers": Kind(
@@ -68,13 +67,13 @@ KINDS = {
         model=tiny_mla,
     ),
     "windows": Kind(
-        LOADS,
+        {},
         {"--page-size": "16", "--chunked-prefill-size": "256"},
         model=_windowed,
         prepare="support.windowed_models.register",
     ),
     "states": Kind(
-        LOADS,
+        {},
         {
             "--page-size": "16", "--chunked-prefill-size": "256", "--mamba-radix-cache-strategy": "extra_buffer",
             "--max-mamba-cache-size": "48", "--mamba-track-interval": "64",
@@ -89,13 +88,13 @@ KINDS = {
         environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
     ),
     "a donor": Kind(
-        {**LOADS, "peer": {"borrow": True, "term": "3s"}},
+        {"peer": {"borrow": True, "term": "3s"}},
         {"--page-size": "16"},
         life=LifeBesideADonor,
         source=("peer",),
     ),
     "a store": Kind(
-        {**LOADS, "ssd": None},
+        {"ssd": None},
         {"--page-size": "16"},
         life=LifeBesideAStore,
         source=("remote",),

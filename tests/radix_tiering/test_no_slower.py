@@ -12,9 +12,18 @@ from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import Hands, chain, close, forget_all, make_stack, memory_ssd, namespace, put
+from support.engine import (
+    Hands,
+    chain,
+    close,
+    compute_what_does_not_come,
+    forget_all,
+    make_stack,
+    memory_ssd,
+    namespace,
+    put,
+)
 
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=16, row_bytes=4_096)
 PAGES, NEW, CHUNK = 40, 8, 8
@@ -54,19 +63,9 @@ class Server:
     def ask(self) -> float:
         """Seconds to its first token; what is new of it is written while the next one waits for its pages."""
         self.stack.flush("memory")
-        began, restorer, front = self.runner.monotonic(), self.stack.restorer, 0
+        began, restorer = self.runner.monotonic(), self.stack.restorer
         restore = self.stack.restore(self.keys, can_compute=True)
-        while restorer.poll(restore) is Readiness.WAIT:
-            self.runner.sleep(0.001)
-        while restore.under_way and front < PAGES:
-            step = restorer.step(restore, front)
-            if step.end == step.jump < PAGES:
-                self.runner.sleep(0.001)
-                continue
-            restorer.take(restore, step)
-            if step.end > step.jump:
-                self.compute(step.jump, step.end)
-            front = step.end
+        front = compute_what_does_not_come(self.stack, restore, self.compute, look=0.001)
         for first in range(max(front, restore.pages), PAGES, CHUNK):  # what has not come
             self.compute(first, min(PAGES, first + CHUNK))
         self.compute(PAGES, PAGES + NEW)

@@ -12,9 +12,19 @@ from swift_tiers.radix_tiering.restore.plan import Strategy
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from support.engine import Hands, chain, close, in_virtual_time, make_stack, memory_ssd, namespace, put, wait_until
+from support.engine import (
+    Hands,
+    chain,
+    close,
+    compute_what_does_not_come,
+    in_virtual_time,
+    make_stack,
+    memory_ssd,
+    namespace,
+    put,
+    wait_until,
+)
 
 DEVICES, PAGES, CHUNK = 4, 64, 8
 #: 256 KiB pages: a unit of 64 KiB on each of four devices.
@@ -84,22 +94,16 @@ class Rig:
         self.stack.restorer.release(restore)
         self.stack.restorer.wait_idle()
 
+    def compute(self, first: int, end: int) -> None:
+        assert self.costs.compute is not None
+        self.runner.sleep(self.costs.compute.seconds(first * GEOMETRY.tokens, end * GEOMETRY.tokens))
+
     def ask(self) -> int:
         """One request, of a device that computes what does not come sooner; how many pages came."""
         self.stack.flush("memory")
         before = self.stack.snapshot().tiers["ssd"].bytes_read
-        restore, restorer, front = self.stack.restore(self.keys, can_compute=True), self.stack.restorer, 0
-        while restorer.poll(restore) is Readiness.WAIT:
-            self.runner.sleep(0.0005)
-        while restore.under_way and front < PAGES:
-            step = restorer.step(restore, front)
-            if step.end == step.jump < PAGES:
-                self.runner.sleep(0.0005)
-                continue
-            restorer.take(restore, step)
-            assert self.costs.compute is not None
-            self.runner.sleep(self.costs.compute.seconds(step.jump * GEOMETRY.tokens, step.end * GEOMETRY.tokens))
-            front = step.end
+        restore, restorer = self.stack.restore(self.keys, can_compute=True), self.stack.restorer
+        compute_what_does_not_come(self.stack, restore, self.compute, look=0.0005)
         restorer.split(restore)
         restorer.release(restore)
         restorer.wait_idle()

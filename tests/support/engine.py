@@ -37,15 +37,16 @@ from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
 from support.threads import assert_engine_threads_ended
 
 Made = TypeVar("Made")
 
 __all__ = [
-    "GEOMETRY", "LOOK", "WAIT", "Clock", "chain", "check", "close", "content", "copy_of", "crash", "end_all",
-    "forget_all", "get", "make_stack", "memory_ssd", "namespace", "obey", "page_at", "placement_of", "put",
-    "refusal", "settle", "slot_words", "wait_until",
+    "GEOMETRY", "LOOK", "WAIT", "Clock", "chain", "check", "close", "compute_what_does_not_come", "content", "copy_of",
+    "crash", "end_all", "forget_all", "get", "make_stack", "memory_ssd", "namespace", "obey", "page_at",
+    "placement_of", "put", "refusal", "settle", "slot_words", "wait_until",
 ]  # fmt: skip
 
 #: What the test under way has made, for `end_all`.
@@ -185,6 +186,26 @@ def in_virtual_time(
         return run
 
     return decorate
+
+
+def compute_what_does_not_come(
+    stack: TierStack, restore: Restore, compute: Callable[[int, int], None], look: float
+) -> int:
+    """A device that waits for a prefix, and then computes what of it does not come sooner: pages `[first, end)` by
+    `compute`. It looks every `look` seconds of the stack's runner. The page up to which all is there."""
+    restorer, front = stack.restorer, 0
+    while restorer.poll(restore) is Readiness.WAIT:
+        stack.runner.sleep(look)
+    while restore.under_way and front < len(restore.flight):
+        step = restorer.step(restore, front)
+        if step.end == step.jump < len(restore.flight):
+            stack.runner.sleep(look)
+            continue
+        restorer.take(restore, step)
+        if step.end > step.jump:
+            compute(step.jump, step.end)
+        front = step.end
+    return front
 
 
 def forget_all() -> None:
