@@ -172,6 +172,8 @@ class Pacing:
         if restore.waits_since is None:
             restore.waits_since = now
         if self._waits(restore, now):
+            # What it waits for may have been left to the device until now, and the sources may be at rest.
+            self._turns.pump()
             return Readiness.WAIT
         restore.waits_since = None
         return Readiness.COMPUTE
@@ -180,6 +182,7 @@ class Pacing:
         if restore.flight.done:
             # All of it is there, or on the device: nothing is to be computed, and nothing to be waited for.
             return False
+        restore.flight.reserve(0)  # whoever asks again has not taken the last step
         if not restore.late and now >= restore.replan:
             self.plan(restore)
         decision = restore.decision
@@ -201,7 +204,6 @@ class Pacing:
             self._turns.batch.set_computing(restore, True)
         if self.by_layers(restore):
             return False
-        restore.flight.reserve(0)  # whoever asks again has not taken the last step
         step = self.next_step(restore)
         return step.end == step.jump
 

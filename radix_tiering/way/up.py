@@ -644,6 +644,13 @@ class Restorer:
             self._turns.pump()
             return step
 
+    def not_taken(self, restore: Restore) -> None:
+        """The device takes nothing of the last step: there was no room for it. What was left to it comes up like the
+        rest of the restore."""
+        with self._table.lock:
+            restore.flight.reserve(0)
+            self._turns.pump()
+
     def wait_for_nothing(self, restore: Restore, front: int) -> None:
         """None of its pages behind the first `front` is waited for: until the next `step` all of them may be taken as
         computed."""

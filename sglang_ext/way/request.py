@@ -316,6 +316,10 @@ class TieredRequest:
             return everything
         return self._try(lambda restore: self.stack.restorer.step(restore, front)) or everything
 
+    def not_taken(self) -> None:
+        """It was not admitted with the step that was agreed on."""
+        self._try(lambda restore: self.stack.restorer.not_taken(restore))
+
     def admit(self) -> None:
         """It was admitted with a part of its pages."""
         self.stage = TieringStage.ON_COURSE

@@ -41,8 +41,8 @@ class RestoringAdder(PatientAdder):
 
     rem_chunk_tokens: int | None
     chunked_req_limit: int | None
-    #: A chunk may have been cut short: what is left of the budget must not begin another chunked request, of which
-    #: SGLang can follow one only.
+    #: SGLang follows a chunked request whose chunk may have been cut short: what is left of the budget must not begin
+    #: another one, as it can follow one only.
     cut_short = False
     #: The chunked request waits for a page. Nobody else is admitted meanwhile: SGLang would count a chunk for it.
     holds = False
@@ -88,11 +88,13 @@ class RestoringAdder(PatientAdder):
         budget = self.rem_chunk_tokens
         limit = self._limit(req, request, step, req.prefix_len + req.host_hit_length)
         if step.end <= jump or limit <= 0:
+            request.not_taken()
             return AddReqResult.OTHER
         if agreed.end <= agreed.jump and not request.put_off:
             # What is left has come since SGLang looked for it, and is promised in the next round. Once: SGLang may not
             # want all that has come.
             request.put_off = True
+            request.not_taken()
             return AddReqResult.OTHER
         # SGLang compares with a length in whole pages, and would have the rest of the last page computed by itself.
         most = min(budget, self.ceil_paged_tokens(limit))
@@ -100,8 +102,9 @@ class RestoringAdder(PatientAdder):
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         self.rem_chunk_tokens = budget - (most - self.rem_chunk_tokens)
         if not self.can_run_list or self.can_run_list[-1] is not req:
+            request.not_taken()
             return result
-        self.cut_short = True
+        self.cut_short = self.new_chunked_req is req
         self._keep_room(req)
         if self._front(req, request) == jump:
             if first:
@@ -195,8 +198,8 @@ class RestoringAdder(PatientAdder):
         if limit <= 0 or not wrapper.jump(request, front, step.jump):
             return self._hold(req)
         self._end_chunk_at(limit)
-        self.cut_short = True
         rest = super().add_chunked_req(req)
+        self.cut_short = rest is not None
         self._keep_room(req)
         ran = bool(self.can_run_list) and self.can_run_list[-1] is req
         if ran:

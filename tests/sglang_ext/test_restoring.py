@@ -328,6 +328,24 @@ def two_share_a_prefix(s):
     return log, [req.cached_tokens for req in reqs]
 
 
+def one_behind_the_other(s):
+    """Two that are computed while they are loaded: the forwards in which each was computed, oldest first."""
+    questions = [prompt(70), prompt(71)]
+    answers = to_ssd(s, *questions)
+    forwards = []
+    with Link(s) as link:
+        reqs = [s.add(question) for question in questions]
+        s.linker.stack.restorer.wait_idle()
+        while not all(len(req.output_ids) == len(answer) for req, answer in zip(reqs, answers, strict=True)):
+            link.deliver(2)
+            batch = s.step()
+            if batch is not None and batch.forward_mode.is_extend():
+                forwards.append([reqs.index(req) for req in batch.reqs])
+    assert [list(req.output_ids) for req in reqs] == answers
+    quiet(s)
+    return forwards
+
+
 def partly_in_memory(s):
     """The front is in host memory, the rest on ssd: the front is copied, computing begins behind it."""
     question = prompt(7)
@@ -682,6 +700,13 @@ def test_two_that_share_a_prefix_restore_it_once(scheduler) -> None:
     computed = sum(length for _, length in log)
     assert computed + sum(cached) == 1800
     assert computed < 1800 - 800
+
+
+def test_the_next_one_begins_beside_the_last_chunk_of_the_one_before_it(scheduler) -> None:
+    """SGLang can follow one chunked request, and does not have to follow any more the one whose last chunk this is."""
+    forwards = scheduler(one_behind_the_other)
+    last_of_first = max(number for number, reqs in enumerate(forwards) if 0 in reqs)
+    assert forwards[last_of_first] == [0, 1], forwards
 
 
 def test_what_is_in_host_memory_comes_first(scheduler) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import NotHeldError
@@ -27,11 +28,17 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def restoring(
-    *, fixed: float, load: float, chunk: int = 8, follows: bool = False, deadline: str = "1000s"
+    *,
+    fixed: float,
+    load: float,
+    chunk: int = 8,
+    follows: bool = False,
+    deadline: str = "1000s",
+    strategy: str = "token-wise",
 ) -> tuple[TierStack, Clock, Restore, Link]:
     """Under way: a page takes 1 s to compute, every forward `fixed` s more, and a page `load` s to load. `follows`:
     what is believed of that follows what happens."""
-    stack, clock, keys = on_ssd(PAGES, restore={"strategy": "token-wise"}, policy={"restore_deadline": deadline})
+    stack, clock, keys = on_ssd(PAGES, restore={"strategy": strategy}, policy={"restore_deadline": deadline})
     tokens, nbytes = stack.planner._page_tokens, stack.planner._page_bytes
     stack.planner.chunk = chunk
     model = CostModel(
@@ -176,6 +183,33 @@ def test_a_step_that_is_asked_for_early_counts_from_when_the_device_is_done(laun
             while stack.restorer.step(restore, 8) != Step(PAGES, PAGES):
                 assert link.kept, "it holds, and nothing is on its way"
                 arrive(link, clock, 1, 1.0)
+    stack.restorer.release(restore)
+    check(stack)
+
+
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_what_was_left_to_a_device_that_did_not_take_it_comes_up(asked_again: bool) -> None:
+    """The device was to compute the first pages, and had no room for them. What had been asked of the source has come
+    meanwhile, so nothing is on its way that would make it look for more when it comes. `asked_again`: when the device
+    has room, loading them is sooner."""
+    stack, clock, restore, link = restoring(fixed=0.0, load=1.0, strategy="auto")
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE
+        step = stack.restorer.step(restore, 0)
+        while link.kept:
+            arrive(link, clock, 1, 1.0)
+        assert restore.flight.absent == step.end > 0, "they are left to the device"
+        if asked_again:
+            stack.planner.costs = msgspec.structs.replace(
+                stack.planner.costs, compute=ComputeCost(fixed_seconds=30.0, token_seconds=0.0, pair_seconds=0.0)
+            )
+            assert stack.restorer.poll(restore) is Readiness.WAIT
+        else:
+            stack.restorer.not_taken(restore)
+        assert link.kept, "nobody brings them, and the device does not compute them"
+        while link.kept:
+            arrive(link, clock, 1, 1.0)
+        assert restore.flight.absent <= 1, "what would be computed sooner than loaded, at most"
     stack.restorer.release(restore)
     check(stack)
 
