@@ -52,6 +52,11 @@ CHANGED_SPEED = 1.5
 MOST_TOGETHER = 1.5
 #: What is left of that belief after a restore that did only one of both, as a logarithm: one in a dozen tries again.
 BELIEF_KEPT = 0.95
+#: What is left of the doubt about computing after a restore that did only one of both: what forwards leave open only
+#: one that does both can tell. Of a dozen, one is tried that is by far the best by what is believed.
+DOUBT_KEPT = 0.9
+#: ... and after one that did both, and took no more than so many times its estimate. Else all of it is back.
+DOUBT_REFUTED, AS_ESTIMATED = 0.25, 1.1
 #: Pages that have been copied before that is taken to say what copying one takes; so many more weigh as much as all
 #: before them.
 PAGES_TIMED = 256
@@ -234,6 +239,7 @@ class _FollowingCompute(_Following[ComputeCost, ForwardSample]):
     def __init__(self, profile: ComputeCost | None) -> None:
         super().__init__(profile, fit=_learn_compute, estimate=lambda cost, one: cost.of(one.tokens, one.pairs))
         self._most_fixed = 0.0 if profile is None else profile.fixed_seconds
+        self.doubt = 1.0  # how much of what forwards leave open counts: 1 all of it, 0 nothing
         self._shortest: deque[float] = deque(maxlen=SHORTEST_KEPT)  # what the newest of them took
 
     def shortest(self, seconds: float) -> None:
@@ -245,11 +251,13 @@ class _FollowingCompute(_Following[ComputeCost, ForwardSample]):
         return cost if cost is None else self._at_least(cost)
 
     def at_worst(self) -> ComputeCost | None:
-        """With as large a fixed part as the fit leaves open, and longer by as much as forwards vary."""
+        """With as large a fixed part as the fit leaves open, and longer by as much as forwards vary; both as far as is
+        doubted."""
         if self._cost is None:
             return None
-        cost = msgspec.structs.replace(self._cost, fixed_seconds=self._most_fixed)
-        return self._at_least(cost.scaled(self.factor * self._correction.spread))
+        fixed = self._cost.fixed_seconds + self.doubt * (self._most_fixed - self._cost.fixed_seconds)
+        cost = msgspec.structs.replace(self._cost, fixed_seconds=fixed)
+        return self._at_least(cost.scaled(self.factor * self._correction.spread**self.doubt))
 
     def _at_least(self, cost: ComputeCost) -> ComputeCost:
         """As seen just now, and corrected by nothing, where any of the shortest forwards was seen."""
@@ -311,7 +319,8 @@ class LiveCosts:
     @property
     def compute_at_worst(self) -> ComputeCost | None:
         """What it may cost, by what forwards have shown: as much as they vary, and as much as they leave open of what
-        is fixed. Known when `compute` is."""
+        is fixed, as far as that has not been refuted by restores that compute and load at once, and has been tried of
+        late. Known when `compute` is."""
         return self._look().compute_at_worst
 
     @property
@@ -328,18 +337,25 @@ class LiveCosts:
         """
         return math.exp(self._together)
 
-    def restored_together(self, estimated_seconds: float, real_seconds: float) -> None:
-        """A restore has ended that was to compute and load at once. Nonsense is left out."""
-        if not (0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf):
-            return
-        seen = min(max(math.log(real_seconds / estimated_seconds), 0.0), math.log(MOST_TOGETHER))
+    def restored_together(self, estimated_seconds: float, real_seconds: float | None) -> None:
+        """A restore has ended that was to compute and load at once. `real_seconds`: None where it met with what the
+        estimate did not know of, as with nonsense: then nothing is learned but that doubts remain."""
         with self._lock:
+            self._known = None
+            if real_seconds is None or not (0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf):
+                self._compute.doubt = 1.0
+                return
+            ratio = real_seconds / estimated_seconds
+            self._compute.doubt = self._compute.doubt * DOUBT_REFUTED if ratio <= AS_ESTIMATED else 1.0
+            seen = min(max(math.log(ratio), 0.0), math.log(MOST_TOGETHER))
             self._together += (seen - self._together) / 2
 
     def restored_by_one(self) -> None:
         """A restore has ended that was not to compute and load at once."""
         with self._lock:
             self._together *= BELIEF_KEPT
+            self._compute.doubt *= DOUBT_KEPT
+            self._known = None
 
     @property
     def factors(self) -> Mapping[str, float]:

@@ -77,7 +77,7 @@ class Restore:
         "can_compute",
         "claimed",
         "complete",
-        "computing",
+        "computing_since",
         "copying",
         "deadline",
         "decision",
@@ -157,7 +157,7 @@ class Restore:
         self.owed = 0.0  # of these for others, on one source; the most that was reckoned with
         self.patience = float("inf")  # seconds for which it may wait at most, by what computing costs
         self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
-        self.computing = False  # the device computes what is missing
+        self.computing_since: float | None = None  # the device computes what is missing
         self.drains = False  # it is loaded piece by piece, through landing memory that holds less than all of it
         self.may_drain = True  # every rank may take its pages so, as far as is known
         self.copying: dict[int, bool] = {}  # claimed pages that are being copied to the device: from landing memory?
@@ -174,9 +174,19 @@ class Restore:
     # ---- its way ----
 
     @property
+    def computing(self) -> bool:
+        """The device computes what is missing, or has."""
+        return self.computing_since is not None
+
+    @property
     def under_way(self) -> bool:
         """Whether more of it may come, or be decided."""
         return self.state in (RestoreState.WAITING, RestoreState.RUNNING)
+
+    def begins(self, now: float) -> None:
+        """The device computes some of it, from now on or already."""
+        if self.computing_since is None:
+            self.computing_since = now
 
     def end(self, outcome: str, now: float) -> None:
         """How it ended, by the name of a count, and when; `settle` or `release` follows."""

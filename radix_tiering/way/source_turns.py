@@ -31,6 +31,9 @@ PICKS = 4
 SAMPLE_PAGES = 8
 SAMPLE_SECONDS = 0.1
 
+#: A restore that waited for its turn on the device for more than this part of its estimate says nothing of that.
+TURN_SHARE = 0.1
+
 #: Who waits for a page: its restore, the page's number there, and the number of the tier that was asked on behalf of
 #: it; None where the page was on its way already.
 Waiter = tuple[Restore, int, int | None]
@@ -41,7 +44,7 @@ class LearnsCosts(Protocol):
 
     def loaded(self, source: str, nbytes: int, seconds: float, *, begun: bool = True) -> None: ...
 
-    def restored_together(self, estimated_seconds: float, real_seconds: float) -> None: ...
+    def restored_together(self, estimated_seconds: float, real_seconds: float | None) -> None: ...
 
     def restored_by_one(self) -> None: ...
 
@@ -170,14 +173,19 @@ class SourceTurns:
         self.batch.remove(restore)
 
     def ended(self, restore: Restore) -> None:
-        """What it took is told to the costs, if something was expected of it when it began."""
+        """What it took is told to the costs, if something was expected of it when it began. One that was to do both,
+        and waited for its turn on the device meanwhile, or did not need it, says nothing of what both take."""
         if restore.estimate is None:
             return
         story = restore.story.told()
         if story.strategy != Strategy.TOKEN_WISE.value:
             self._costs.restored_by_one()
-        elif not story.late and not story.lost_pages and story.waited_seconds is not None:
-            self._costs.restored_together(restore.estimate, story.waited_seconds)
+        elif (
+            restore.computing_since is not None
+            and restore.computing_since - restore.started <= TURN_SHARE * restore.estimate
+        ):
+            as_planned = not story.late and not story.lost_pages
+            self._costs.restored_together(restore.estimate, story.waited_seconds if as_planned else None)
 
     def pump(self) -> None:
         """Give the sources what to do."""

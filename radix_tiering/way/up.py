@@ -663,7 +663,7 @@ class Restorer:
         with self._table.lock:
             restore.flight.take(step)
             self._draining.taken(restore, step)
-            restore.computing = True
+            restore.begins(self._clock())
             if step.end > step.jump:
                 self._pacing.goes_on(restore)  # else it waits on, and for no longer because pages come one by one
             self._pacing.launched(restore, step)
@@ -712,7 +712,7 @@ class Restorer:
         them still comes up: `arrived` says when the upper layers can be copied instead."""
         with self._table.lock:
             restore.flight.begin(front)
-            restore.computing = True
+            restore.begins(self._clock())
             self._pacing.goes_on(restore)
             restore.story.computed(front, end)
             if self.verifier.beside:

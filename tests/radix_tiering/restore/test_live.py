@@ -528,6 +528,36 @@ def test_what_doing_both_at_once_takes_is_learned() -> None:
     assert live.together == pytest.approx(MOST_TOGETHER)
 
 
+def doubted(live: LiveCosts) -> float:
+    """How many times as long as believed a forward over a page or two may take."""
+    assert live.compute_at_worst is not None
+    return live.compute_at_worst.seconds(0, 32) / compute_of(live).seconds(0, 32)
+
+
+def test_what_forwards_leave_open_is_doubted_until_it_is_tried() -> None:
+    """Each fills its chunk, so all of what it takes may be fixed; a server that never computed less, for that reason,
+    would never learn that it is not."""
+    live = LiveCosts()
+    for number in range(ENOUGH_FORWARDS):
+        start = 512 * number
+        live.computed([(start, start + 512)], COMPUTE.seconds(start, start + 512))
+    all_of_it = doubted(live)
+    assert all_of_it > 1.5
+    restores = 0
+    while doubted(live) > 1 + (all_of_it - 1) / 4:
+        live.restored_by_one()
+        restores += 1
+    assert 8 < restores < 30, "tried now and then, not each time"
+    for took in (0.6, None):
+        for _ in range(100):
+            live.restored_by_one()
+        assert doubted(live) == pytest.approx(1.0, abs=0.05)
+        live.restored_together(0.4, took)
+        assert doubted(live) == pytest.approx(all_of_it), "it went wrong, or nobody knows"
+    live.restored_together(0.4, 0.42)
+    assert doubted(live) < 1 + (all_of_it - 1) / 3, "it went well"
+
+
 def test_and_forgotten_as_long_as_it_is_not_done() -> None:
     live, restores = LiveCosts(), 0
     for _ in range(20):

@@ -214,6 +214,29 @@ def test_what_was_left_to_a_device_that_did_not_take_it_comes_up(asked_again: bo
     check(stack)
 
 
+@pytest.mark.parametrize(("turn", "slower"), [(0.0, 1.0), (0.0, 1.4), (60.0, 1.4)])
+def test_who_waited_for_its_turn_tells_nothing_of_what_both_take(turn: float, slower: float) -> None:
+    """It took longer, since the device had others to compute."""
+    stack, clock, restore, link = restoring(fixed=0.0, load=1.0, strategy="auto", follows=True)
+    costs = stack.restorer._turns._costs
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE
+        clock.now += turn
+        front = 0
+        while front < PAGES:
+            step = take(stack, restore, front)
+            for _ in range(max(1, step.end - step.jump)):
+                clock.now += slower
+                if link.kept:
+                    link.deliver(0)
+            front = step.end
+        stack.restorer.split(restore)
+    stack.restorer.release(restore)
+    assert restore.estimate is not None
+    assert (costs.together > 1.05) == (slower > 1.0 and not turn)
+    check(stack)
+
+
 def drive(stack: TierStack, clock: Clock, keys: list[bytes], *, load: float, compute: float) -> Restore:
     """A restore from its beginning to its end: a page comes every `load` s, and one takes `compute` s to compute."""
     with Link(stack) as link:

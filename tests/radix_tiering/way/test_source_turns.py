@@ -34,7 +34,9 @@ def test_a_bad_minute_of_doing_both_at_once_is_forgotten_whatever_is_done_instea
 
     def ends(strategy: Strategy, took: float) -> None:
         story = SimpleNamespace(strategy=strategy.value, late=False, lost_pages=0, waited_seconds=took)
-        restore: Any = SimpleNamespace(estimate=1.0, story=SimpleNamespace(told=lambda: story))
+        restore: Any = SimpleNamespace(
+            estimate=1.0, started=0.0, computing_since=0.0, story=SimpleNamespace(told=lambda: story)
+        )
         turns.ended(restore)
 
     assert decided() is Strategy.TOKEN_WISE
