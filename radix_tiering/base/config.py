@@ -378,10 +378,10 @@ class RestoreConfig(Section, frozen=True):
     loads: Annotated[
         Literal["by-need", "by-age"],
         Meta(
-            description="Whom a source loads for first. by-need: the request with most recomputation left, as in "
-            "CacheFlow; by-age: the oldest"
+            description="Whom a source loads for first. by-age: the oldest; by-need: the request with most "
+            "recomputation left, as in CacheFlow"
         ),
-    ] = "by-need"
+    ] = "by-age"
     copy_first: Annotated[
         bool,
         Meta(

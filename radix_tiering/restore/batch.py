@@ -1,9 +1,10 @@
 """Restores of several requests side by side: whom each source serves (CacheFlow, section 3.3, Algorithm 1).
 
 One device computes one chunk at a time, in the order in which whoever drives it admits requests. Each source serves the
-request that has most recomputation left, looked at anew for every pick, since loading for it saves most. A request
-that has been passed over `patience` times by a source is served before that, so that none starves. Or it serves the
 oldest request that needs something from it, which is what first tokens want where the device computes the oldest first.
+Or it serves the request that has most recomputation left, looked at anew for every pick, since loading for it saves
+most, as Algorithm 1 does. A request that has been passed over `patience` times by a source is served before that, so
+that none starves.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Flag, Runner
 from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
+from ..restore.plan import Strategy
 from ..restore.planner import Decision, Planner
 from ..table.held_page import Page, Places
 from ..table.page_table import PAGES_PER_HOLD, PageTable
@@ -623,6 +624,15 @@ class Restorer:
         decision = restore.decision
         computes = restore.can_compute and decision is not None and decision.compute
         return Readiness.COMPUTE if computes and not restore.drains else Readiness.WAIT
+
+    def may_wait(self, restore: Restore) -> bool:
+        """Whether what it is to compute comes meanwhile if it does not yet: it does both, and has not been under way
+        for as long as that was to take. A hint."""
+        decision = restore.decision
+        if not restore.under_way or restore.late or restore.estimate is None or decision is None:
+            return False
+        doing_both = decision.strategy is Strategy.TOKEN_WISE
+        return doing_both and self._clock() - restore.started < restore.estimate
 
     # ---- the device computes, while pages come up ----
 

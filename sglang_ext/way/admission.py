@@ -33,6 +33,8 @@ class Admission:
         self._requests = requests
         self._all_reduce = all_reduce
         self._looked = True
+        #: Somebody has been admitted in this round, or goes on being computed in chunks. `RestoringAdder` says it.
+        self.others_admitted = False
         self._turn = 0  # where among those that wait the next look begins
         self._awaited: list[TieredRequest] = []  # had to wait, in this round
         self._asked: set[TieredRequest] = set()  # in this round
@@ -41,7 +43,7 @@ class Admission:
 
     def begin_round(self) -> None:
         """Nobody has been looked at yet: where a batch is full, nobody is."""
-        self._looked = False
+        self._looked = self.others_admitted = False
         self._awaited.clear()
         self._asked.clear()
         self._others = None
@@ -65,7 +67,8 @@ class Admission:
 
         Only the first few that have to wait are asked for in one round: SGLang asks for all of them in each, and with
         all of them the deadlines would start together, and the pins would fill host memory. Who has nothing to wait for
-        passes them, however many they are, and so does who computes, as long as that may begin.
+        passes them, however many they are, and so does who computes, as long as that may begin: in a batch of its own
+        where its pages come meanwhile, since what it computes delays the first tokens of those before it.
         """
         self.look()
         self._asked.add(request)
@@ -73,17 +76,20 @@ class Admission:
             self._others.discard(request)
         if request.agreed:
             return True
-        if request.computes and chunk_taken():
-            return False  # it waits for its turn, and not for pages: what it would compute is not asked for
+        if self._waits_for_its_turn(request, chunk_taken):
+            return False  # and for no pages: what it would compute is not asked for
         if len(self._awaited) >= MAX_AWAITED and not request.computes:
             return False
         if any(one is request for one in self._awaited):
             return False  # SGLang asks twice where it would take others off the device for it
         (readiness,) = self._agree([request], [request.readiness()])
-        if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and chunk_taken()):
+        if readiness is Readiness.WAIT or self._waits_for_its_turn(request, chunk_taken):
             self._awaited.append(request)
             return False
         return True
+
+    def _waits_for_its_turn(self, request: TieredRequest, chunk_taken: Callable[[], bool]) -> bool:
+        return request.computes and (chunk_taken() or (request.comes and self.others_admitted))
 
     def is_over(self, chunk_taken: Callable[[], bool]) -> bool:
         """Whether nobody else may be admitted in this round: as many are awaited as may be, and all others of the queue
@@ -106,19 +112,19 @@ class Admission:
         A request is taken as its pages land where every rank that has not got them all wants that. Where some want it,
         and others do not, it goes on waiting: those that wanted it load its pages in another way from now on.
         """
-        facts = np.zeros((len(requests), 5), np.int64)
+        facts = np.zeros((len(requests), 6), np.int64)
         for row, (request, readiness) in enumerate(zip(requests, mine, strict=True)):
             if readiness is Readiness.WAIT:
                 continue
             wants = request.wants_draining
             may = wants or readiness is Readiness.READY
-            facts[row] = readiness, request.known_pages, request.wants_layers(), may, not wants
+            facts[row] = readiness, request.known_pages, request.wants_layers(), may, not wants, request.may_wait()
         agreed = []
         for request, said in zip(requests, least(facts, self._all_reduce), strict=True):
             if not said[0] and not request.heard:
                 agreed.append(Readiness.WAIT)
                 continue
-            ready, pages, by_layers, drains, nobody_wants = said
+            ready, pages, by_layers, drains, nobody_wants, comes = said
             readiness = Readiness(ready)
             if readiness is Readiness.COMPUTE and not (drains or nobody_wants):
                 request.refuse_draining()
@@ -127,5 +133,6 @@ class Admission:
             request.agreed = readiness is Readiness.READY
             request.computes = readiness is Readiness.COMPUTE
             request.pages, request.by_layers, request.drains = pages, bool(by_layers), bool(drains)
+            request.comes = bool(comes)
             request.heard = ready != Readiness.WAIT
         return agreed

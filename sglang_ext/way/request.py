@@ -61,6 +61,7 @@ class TieredRequest:
         "agreed",
         "ahead",
         "by_layers",
+        "comes",
         "computes",
         "copied_first",
         "device_node",
@@ -122,6 +123,7 @@ class TieredRequest:
         self.agreed = False  # every rank has settled its restore
         self.heard = False  # what the ranks said last of it is more than that it waits
         self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
+        self.comes = False  # on every rank, if it does not compute, and soon enough
         self.by_layers = False  # every rank would compute it layer by layer
         self.drains = False  # every rank loads it piece by piece, through landing memory that holds less than all of it
         self.copied_first = False  # admitted with nothing, all it has in host memory is copied ahead of its next batch
@@ -200,6 +202,11 @@ class TieredRequest:
         """What it may do without waiting, and without beginning to: its pages are all up, or none is held; or it is to
         compute a part of them."""
         return Readiness.READY if self.restore is None else self.stack.restorer.at_once(self.restore)
+
+    @never_raises(lambda: False)
+    def may_wait(self) -> bool:
+        """Whether its pages come meanwhile if it does not compute yet what it is to compute."""
+        return self.restore is not None and self.stack.restorer.may_wait(self.restore)
 
     @property
     def tokens_to_compute(self) -> int:

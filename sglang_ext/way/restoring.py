@@ -54,6 +54,7 @@ class RestoringAdder(PatientAdder):
         result = self._add_one_req(req, has_chunked_req, truncation_align_size)
         if request is not None and self.new_chunked_req is req:
             self.tree_cache.linker.overtakes(request)
+        self._tell_of_others()
         return result
 
     def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
@@ -164,7 +165,15 @@ class RestoringAdder(PatientAdder):
         wrapper.admit_by_layers(request, front)
         return AddReqResult.OTHER
 
+    def _tell_of_others(self) -> None:
+        self.tree_cache.linker.admission.others_admitted = bool(self.can_run_list)
+
     def add_chunked_req(self, req: Any) -> Any:
+        rest = self._add_chunked_req(req)
+        self._tell_of_others()
+        return rest
+
+    def _add_chunked_req(self, req: Any) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         request = wrapper.on_course(req)
         if request is None:

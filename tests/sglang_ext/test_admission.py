@@ -20,13 +20,16 @@ class Made(SimpleNamespace):
     __eq__ = object.__eq__
 
 
-def request(at_once: Readiness, readiness: Readiness, asked: list[Any]) -> Any:
-    """`asked`: is told of whom the pages are waited for from then on."""
+def request(at_once: Readiness, readiness: Readiness, asked: list[Any], *, may_wait: bool = False) -> Any:
+    """`asked`: is told of whom the pages are waited for from then on; `may_wait`: what it is to compute comes if it
+    does not."""
     made = Made(
         stage=TieringStage.WAITING,
         agreed=False,
         heard=False,
         computes=False,
+        comes=False,
+        may_wait=lambda: may_wait,
         known_pages=4,
         wants_layers=lambda: False,
         wants_draining=False,
@@ -61,10 +64,21 @@ class Round:
                 self.admitted.append(one)
             elif admission.may_enter(one, lambda: self._chunk_taken):
                 self.admitted.append(one)
+                admission.others_admitted = True
                 self._chunk_taken = self._chunk_taken or one.computes  # SGLang follows one
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         self.collectives += 1
+
+
+@pytest.mark.parametrize("may_wait", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_whose_pages_come_computes_nothing_beside_others(first: bool, may_wait: bool) -> None:
+    """They would get their first tokens later for it. Those behind it pass."""
+    ready = [request(Readiness.READY, Readiness.READY, []) for _ in range(2)]
+    both = request(Readiness.COMPUTE, Readiness.COMPUTE, [], may_wait=may_wait)
+    queue = [both, *ready] if first else [ready[0], both, ready[1]]
+    assert Round(queue).admitted == (ready if may_wait and not first else queue)
 
 
 @pytest.mark.parametrize("chunk_taken", [False, True])

@@ -34,6 +34,7 @@ class Rank:
         *,
         by_layers: bool = False,
         drains: bool = False,
+        comes: bool = False,
         claim: bool = True,
         broken: str = "",
     ) -> None:
@@ -48,6 +49,7 @@ class Rank:
                 events=SimpleNamespace(emit=lambda *_, **__: None),
                 restorer=SimpleNamespace(
                     poll=lambda restore: readiness,
+                    may_wait=lambda restore: comes,
                     settled=lambda restore: readiness is Readiness.READY,
                     split=lambda restore: None,
                     release=lambda restore: None,
@@ -94,8 +96,8 @@ def test_one_that_has_lost_its_claim_takes_the_others_course() -> None:
     """What is agreed on decides, not what a rank has by itself."""
     ranks = [Rank(Readiness.COMPUTE), Rank(Readiness.READY, claim=False)]
     # settled, readiness and pages, as the other rank says them
-    ranks[0].others = [[2, 0, 0, 1, 1], [2, 0, 0, 1, 1]]
-    ranks[1].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 0, 1]]
+    ranks[0].others = [[2, 0, 0, 1, 1, 0], [2, 0, 0, 1, 1, 0]]
+    ranks[1].others = [[0, 0, 0, 0, 0, 0], [1, PAGES, 0, 0, 1, 0]]
     courses = [rank.admit() for rank in ranks]
     assert [(course.pages, course.computes, course.by_layers) for course in courses] == [(0, True, False)] * 2
     assert ranks[0].collectives == ranks[1].collectives
@@ -103,8 +105,8 @@ def test_one_that_has_lost_its_claim_takes_the_others_course() -> None:
 
 def test_one_that_has_all_its_pages_lets_another_take_them_as_they_land() -> None:
     ranks = [Rank(Readiness.COMPUTE, drains=True), Rank(Readiness.READY)]
-    ranks[0].others = [[2, PAGES, 0, 1, 1]] * 2
-    ranks[1].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 1, 0]]
+    ranks[0].others = [[2, PAGES, 0, 1, 1, 0]] * 2
+    ranks[1].others = [[0, 0, 0, 0, 0, 0], [1, PAGES, 0, 1, 0, 0]]
     courses = [rank.admit() for rank in ranks]
     assert [(course.computes, course.drains) for course in courses] == [(True, True)] * 2
 
@@ -112,12 +114,27 @@ def test_one_that_has_all_its_pages_lets_another_take_them_as_they_land() -> Non
 def test_where_ranks_do_not_load_alike_none_takes_pages_as_they_land() -> None:
     """Who would, and is not followed by the others, would wait for good for what it never takes."""
     ranks = [Rank(Readiness.COMPUTE, drains=True), Rank(Readiness.COMPUTE)]
-    ranks[0].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 0, 1]]
-    ranks[1].others = [[0, 0, 0, 0, 0], [1, PAGES, 0, 1, 0]]
+    ranks[0].others = [[0, 0, 0, 0, 0, 0], [1, PAGES, 0, 0, 1, 0]]
+    ranks[1].others = [[0, 0, 0, 0, 0, 0], [1, PAGES, 0, 1, 0, 0]]
     assert [rank.admit() for rank in ranks] == [None, None]
     assert not ranks[0].request.wants_draining
     courses = [rank.admit() for rank in ranks]
     assert [(course.computes, course.drains) for course in courses] == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("comes", [(True, True), (True, False), (False, True)])
+def test_who_computes_begins_beside_others_on_all_ranks_or_on_none(comes: tuple[bool, bool]) -> None:
+    """One rank's pages come meanwhile, and another's do not."""
+    ranks = [Rank(Readiness.COMPUTE, comes=one) for one in comes]
+    for rank, other in zip(ranks, reversed(comes), strict=True):
+        rank.others = [[1, PAGES, 0, 0, 1, other]] * 3
+        rank.admit()
+    assert [rank.request.comes for rank in ranks] == [all(comes)] * 2
+    for rank in ranks:
+        rank.wrapper.admission.others_admitted = True
+    entered = [rank.wrapper.admission.may_enter(rank.request, lambda: False) for rank in ranks]
+    assert entered == [not all(comes)] * 2
+    assert ranks[0].collectives == ranks[1].collectives
 
 
 @pytest.mark.parametrize("broken", ["", "step", "take"])

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 
 from support.new_weights import other_weights, sessions
@@ -328,12 +329,28 @@ def two_share_a_prefix(s):
     return log, [req.cached_tokens for req in reqs]
 
 
-def one_behind_the_other(s):
-    """Two that are computed while they are loaded: the forwards in which each was computed, oldest first."""
+@contextlib.contextmanager
+def configured(planner, choice):
+    """With `restore.strategy` = `choice`."""
+    before, planner.choice = planner.choice, choice
+    try:
+        yield
+    finally:
+        planner.choice = before
+
+
+def one_behind_the_other(s, believed):
+    """Two that are computed while they are loaded: the forwards in which each was computed, oldest first. `believed`:
+    that they take minutes, and longer computed than loaded; else they are computed because that is wanted."""
     questions = [prompt(70), prompt(71)]
     answers = to_ssd(s, *questions)
-    forwards = []
-    with Link(s) as link:
+    forwards, planner = [], s.linker.stack.planner
+    with Link(s) as link, configured(planner, "auto" if believed else "token-wise"):
+        if believed:
+            planner.costs = CostModel(
+                compute=ComputeCost(fixed_seconds=0.0, token_seconds=10.0 / PAGE, pair_seconds=0.0),
+                sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=planner._page_bytes / 4.0)},
+            )
         reqs = [s.add(question) for question in questions]
         s.linker.stack.restorer.wait_idle()
         while not all(len(req.output_ids) == len(answer) for req, answer in zip(reqs, answers, strict=True)):
@@ -702,11 +719,14 @@ def test_two_that_share_a_prefix_restore_it_once(scheduler) -> None:
     assert computed < 1800 - 800
 
 
-def test_the_next_one_begins_beside_the_last_chunk_of_the_one_before_it(scheduler) -> None:
-    """SGLang can follow one chunked request, and does not have to follow any more the one whose last chunk this is."""
-    forwards = scheduler(one_behind_the_other)
+@pytest.mark.parametrize("believed", [False, True])
+def test_the_next_one_begins_beside_the_last_chunk_of_the_one_before_it(scheduler, believed: bool) -> None:
+    """SGLang can follow one chunked request, and does not have to follow any more the one whose last chunk this is. But
+    where what it would compute comes meanwhile, it does not delay the other's first token."""
+    forwards = scheduler(one_behind_the_other, believed)
     last_of_first = max(number for number, reqs in enumerate(forwards) if 0 in reqs)
-    assert forwards[last_of_first] == [0, 1], forwards
+    assert forwards[last_of_first] == ([0] if believed else [0, 1]), forwards
+    assert forwards[last_of_first + 1] == [1]
 
 
 def test_what_is_in_host_memory_comes_first(scheduler) -> None:

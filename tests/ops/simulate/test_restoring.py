@@ -15,7 +15,7 @@ from swift_tiers.ops.base.devices.models import MODELS
 from swift_tiers.ops.lab.simulate.devices.clock import Clock
 from swift_tiers.ops.lab.simulate.devices.lines import Line
 from swift_tiers.ops.lab.simulate.devices.restoring import (
-    BY_AGE,
+    BY_NEED,
     IN_TURN,
     LOAD,
     RECOMPUTE,
@@ -34,7 +34,7 @@ from swift_tiers.radix_tiering.restore.planner import HERE
 from support.examples import examples
 
 COST = ComputeCost(fixed_seconds=0.0, token_seconds=1e-3, pair_seconds=0.0)
-METHODS = (RECOMPUTE, LOAD, TWO_POINTERS, SWIFT_TIERS, BY_AGE, IN_TURN)
+METHODS = (RECOMPUTE, LOAD, TWO_POINTERS, SWIFT_TIERS, BY_NEED, IN_TURN)
 
 
 @given(
@@ -112,8 +112,8 @@ def test_layers_come_back_from_the_top_where_the_method_says_so() -> None:
 def test_the_longest_request_is_loaded_for_first_unless_loads_go_by_age() -> None:
     asked = [_request(1024), _request(8192)]
     setup = linear_setup(COST, 1e-3, chunk_tokens=64)
-    by_need = restore(Linear(COST), setup, SWIFT_TIERS, asked)
-    by_age = restore(Linear(COST), setup, BY_AGE, asked)
+    by_need = restore(Linear(COST), setup, BY_NEED, asked)
+    by_age = restore(Linear(COST), setup, SWIFT_TIERS, asked)
     assert by_age.seconds[0] < by_need.seconds[0]
     assert by_age.makespan == pytest.approx(by_need.makespan, rel=0.05)
 

@@ -396,8 +396,8 @@ def test_how_prefixes_come_back_can_be_changed() -> None:
     assert stack.planner.choice == "load"
     assert obey(stack, SetPolicy(field="restore.behind", value=4)) == "restore.behind: 3.0 -> 4.0"
     assert stack.restorer.behind == 4
-    assert obey(stack, SetPolicy(field="restore.loads", value="by-age")) == "restore.loads: by-need -> by-age"
-    assert stack.restorer._turns.batch.by_age
+    assert obey(stack, SetPolicy(field="restore.loads", value="by-need")) == "restore.loads: by-age -> by-need"
+    assert not stack.restorer._turns.batch.by_age
     assert "restore.strategy: 'guess' is not one of" in refusal(
         stack, SetPolicy(field="restore.strategy", value="guess")
     )

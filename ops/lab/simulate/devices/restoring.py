@@ -47,8 +47,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Sharing(Enum):
     """What sources load next."""
 
-    NEED = "need"  # for whoever has most recomputation left, as CacheFlow and the product
-    AGE = "age"  # for whom the device will compute next, as the product with `restore.loads` = "by-age"
+    AGE = "age"  # for whom the device will compute next, as the product
+    NEED = "need"  # for whoever has most recomputation left, as CacheFlow, and the product with "by-need"
     BLIND = "blind"  # for the oldest request, without a plan
 
 
@@ -58,7 +58,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     loads: bool = True
     computes: bool = True
-    sharing: Sharing = Sharing.NEED
+    sharing: Sharing = Sharing.AGE
     #: The device computes a chunk of each request in turn (CacheFlow, Algorithm 1), not the oldest request first, as
     #: SGLang does, which has one chunked request at a time.
     in_turn: bool = False
@@ -75,8 +75,8 @@ RECOMPUTE = Method(name="recompute", loads=False, sharing=Sharing.BLIND)
 LOAD = Method(name="load", computes=False, sharing=Sharing.BLIND)
 TWO_POINTERS = Method(name="plain two pointers", sharing=Sharing.BLIND)
 SWIFT_TIERS = Method(name="swift-tiers")
-BY_AGE = Method(name="swift-tiers, loads by age", sharing=Sharing.AGE)
-IN_TURN = Method(name="swift-tiers, chunks in turn", in_turn=True)
+BY_NEED = Method(name="swift-tiers, loads by need", sharing=Sharing.NEED)
+IN_TURN = Method(name="swift-tiers, chunks in turn", sharing=Sharing.NEED, in_turn=True)
 
 
 class Restoration:

@@ -116,8 +116,8 @@ def of_batches() -> list[Table]:
                 "The worst of four batches (equal long, equal short, two of mixed lengths) at T_io/T_comp of 0.25 to "
                 "4. The lower bound and why it holds: `ops/lab/simulate/bounds.py`. Bound here for chunks in turn, as "
                 "in CacheFlow's Algorithm 1: at most 1.10.",
-                "SGLang computes chunks of one request at a time. Its requests get their first tokens sooner on the "
-                "average, but what is computed last are the ends of the oldest prefixes, which attention makes dear.",
+                "SGLang computes chunks of one request at a time, the oldest first, and sources serve it first. Its "
+                "requests get their first tokens sooner on the average, and the last one a little later.",
             ],
         )
     ]

@@ -11,7 +11,7 @@ from ....base.devices.curve import Curve
 from ....base.devices.hardware import GIGABIT, GPUS, USAGE, Usage
 from ....base.devices.models import MODELS
 from ..devices.restoring import (
-    BY_AGE,
+    BY_NEED,
     IN_TURN,
     LOAD,
     RECOMPUTE,
@@ -139,7 +139,7 @@ def served(name: str, model: str) -> Served:
     results = [run(curve, 10, method, asked) for method in METHODS]
     means = [one.mean for one in results]
     tails = [one.percentile(0.99) for one in results]
-    by_age = run(curve, 10, BY_AGE, asked)
+    by_need = run(curve, 10, BY_NEED, asked)
     gains = gains_of(means)
     against = compared(f"{name}, {model}", gains[0], 1.1, 1.7, reproduced=(name, model) not in ABOVE)
     papers: dict[str, tuple[str, float | None, float | None]] = {
@@ -160,7 +160,7 @@ def served(name: str, model: str) -> Served:
     row: list[Cell] = [
         name,
         model,
-        *map(ms, [*means, by_age.mean]),
+        *map(ms, [*means, by_need.mean]),
         *gains,
         *gains_of(tails),
         "1.1 to 1.7",
@@ -185,7 +185,7 @@ def workloads() -> list[Table]:
             [
                 "workload",
                 "model",
-                *(method.name for method in (*METHODS, BY_AGE)),
+                *(method.name for method in (*METHODS, BY_NEED)),
                 PURE,
                 PLAIN,
                 f"P99 {PURE}",
@@ -200,8 +200,8 @@ def workloads() -> list[Table]:
                 "see `ops/lab/simulate/workloads.py`: the paper's samples are not published.",
                 "Serving whoever has most recomputation left, as CacheFlow does, costs mean time to first token where "
                 "the device computes the oldest request first, as SGLang does: loads for a request whose turn is far "
-                "off shorten nobody's wait now. Loads in the device's own order (`loads by age`, in servers "
-                '`restore.loads` = "by-age") are the better choice then. See `cacheflow-batch`.',
+                "off shorten nobody's wait now. So servers load in the device's own order, unless `restore.loads` is "
+                '"by-need". See `cacheflow-batch`, and decision 48.',
                 "**Not reproduced:** the gain with Qwen3-30B-A3B on LMSYS-Chat, which is larger than the paper's: "
                 "this device recomputes a mixture of experts sooner than the paper's does, and loading is as slow.",
             ],
@@ -308,7 +308,7 @@ def batch_sizes() -> list[Table]:
     rows: list[list[Cell]] = []
     curve = curve_of("Llama-3.1-8B", "L40S")
     age_in_turn = msgspec.structs.replace(IN_TURN, sharing=Sharing.AGE)
-    ours = (SWIFT_TIERS, BY_AGE, IN_TURN, age_in_turn)
+    ours = (SWIFT_TIERS, BY_NEED, age_in_turn, IN_TURN)
     against: list[Compared] = []
     for size in (2, 4, 8):
         drawn = poisson(WORKLOADS["SWE-Bench"], 1.0, size, seed=5, page_tokens=16)
@@ -316,21 +316,21 @@ def batch_sizes() -> list[Table]:
         results = [run(curve, 10, method, asked) for method in (*METHODS[:3], *ours)]
         for what, of in (("mean", [one.mean for one in results]), ("last", [max(one.seconds) for one in results])):
             best = min(of[:2])
-            by_need, by_age = round(best / of[3], 2), round(best / of[4], 2)
-            against.append(compared(f"batches of {size}, {what}, by need", by_need, 1.6, 2.6))
-            rows.append([size, what, *map(ms, of), by_need, by_age, "1.6 to 2.6", against[-1].shown])
+            by_age, by_need = round(best / of[3], 2), round(best / of[4], 2)
+            against.append(compared(f"batches of {size}, {what}, by age", by_age, 1.6, 2.6))
+            rows.append([size, what, *map(ms, of), by_age, by_need, "1.6 to 2.6", against[-1].shown])
     return [
         table(
             "cacheflow-batch",
             "CacheFlow, Figure 9: time to first token (ms) of a batch, SWE-Bench, Llama-3.1-8B on L40S, 10 Gb/s",
             [
-                "batch", "of", *(method.name for method in METHODS[:3]), "oldest chunks, loads by need",
-                "oldest chunks, loads by age", "chunks in turn, loads by need", "chunks in turn, loads by age",
-                "by need over the better pure one", "by age over the better pure one", "paper", "held by need",
+                "batch", "of", *(method.name for method in METHODS[:3]), "oldest chunks, loads by age",
+                "oldest chunks, loads by need", "chunks in turn, loads by age", "chunks in turn, loads by need",
+                "by age over the better pure one", "by need over the better pure one", "paper", "held by age",
             ],
             rows,
             [
-                "All requests of a batch arrive at once; \"loads by need\" with the oldest request's chunks first is "
+                "All requests of a batch arrive at once; \"loads by age\" with the oldest request's chunks first is "
                 "what swift-tiers does on SGLang, which has one chunked request at a time. The paper does not say "
                 "whether its figure is of means, nor over which system; with one device and one source that both "
                 "always work, no schedule finishes a batch more than twice as fast as the better pure one.",

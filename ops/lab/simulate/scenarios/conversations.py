@@ -119,7 +119,7 @@ def borrowing(runner: VirtualRunner, model: Model, way: Way, work: Trace, guests
         runner,
         machine_for(model, way, pools),
         work,
-        RestoreConfig(loads="by-age"),
+        RestoreConfig(),
         neighbours(runner, letters, model, guests),
         letters,
         landing_bytes=way.landing(model) if way.landing is not None else None,

@@ -88,7 +88,7 @@ def sizes() -> list[Table]:
         for hits, one in zip(seen_before(records), records, strict=True)
     )
     ceiling = 100 * best * BLOCK_TOKENS / sum(one.input_length for one in records)
-    by_age = row("the same, loads by age", replay(SIZES[-1][1], calls(records), RestoreConfig(loads="by-age")))
+    by_need = row("the same, loads by need", replay(SIZES[-1][1], calls(records), RestoreConfig(loads="by-need")))
     recompute = row(
         "the same, but hits recomputed", replay(SIZES[-1][1], calls(records), RestoreConfig(strategy="recompute"))
     )
@@ -98,7 +98,7 @@ def sizes() -> list[Table]:
             "Mooncake's conversation trace on one machine of 8 GPUs: prompt tokens by where they came from, and time "
             "to first token",
             ["tiers", *COLUMNS, *SECONDS],
-            [*rows, by_age, recompute],
+            [*rows, by_need, recompute],
             [
                 f"{len(records):,} requests in {records[-1].timestamp / 1000:.0f} s, at their own times. A cache that "
                 f"forgets nothing would hit {ceiling:.1f} % of the tokens.",
