@@ -97,12 +97,14 @@ class Admission:
         if len(self._awaited) < MAX_AWAITED:
             return False
         if self._others is None:
-            self._others, taken = set(), chunk_taken()
+            self._others = set()
             for req in self.queue():
                 one = self._requests.get(req.rid)
                 if one is None or one.req is not req:
                     self._others.add(req.rid)  # who has nothing in the tiers need not wait for them
-                elif (one.agreed or (one.computes and not taken)) and one not in self._asked:
+                elif one not in self._asked and (
+                    one.agreed or (one.computes and not self._waits_for_its_turn(one, chunk_taken))
+                ):
                     self._others.add(one)
         return not self._others
 
