@@ -23,6 +23,7 @@ from support.slow_link import (
     nothing_left,
     prompt,
     quiet,
+    strategy,
     to_ssd,
     told_the_same,
     verified_beside,
@@ -202,21 +203,15 @@ def by_what_it_costs(s, copy_seconds):
     question = prompt(95, LENGTH)
     answer = s.generate(question)
     s.empty_device()
-    planner, page_bytes = s.linker.stack.planner, s.linker.pool.geometry.page_bytes
-    rate = page_bytes * (FOUND // PAGE) / copy_seconds
-    costs, choice = planner.costs, planner.choice
-    planner.costs = CostModel(
+    rate = s.linker.pool.geometry.page_bytes * (FOUND // PAGE) / copy_seconds
+    costs = CostModel(
         compute=ComputeCost(fixed_seconds=0.0, token_seconds=1 / FOUND, pair_seconds=0.0),
         sources={"host": SourceCost(latency_seconds=0.0, bytes_per_second=rate)},
     )
-    planner.choice = "auto"
-    try:
-        with Watch(s) as watch:
-            req = s.add(question)
-            s.linker.stack.restorer.wait_idle()
-            extends(s, None, 0)
-    finally:
-        planner.costs, planner.choice = costs, choice
+    with strategy(s, "auto", costs), Watch(s) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.wait_idle()
+        extends(s, None, 0)
     assert list(req.output_ids) == answer
     quiet(s)
     return watch.met, s.details(req), story_of(req)

@@ -15,7 +15,7 @@ import pytest
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import prompt
+from support.slow_link import prompt, strategy
 
 PAGE = 16
 #: Of a prompt of 1,000 tokens.
@@ -53,17 +53,6 @@ def restored(s, question: list[int], answer: list[int], *, begun: bool = False, 
     new = one.prompt_tokens - (story.prefix_pages + story.found) * PAGE
     assert story.pages("compute") * PAGE + new == one.recomputed_tokens
     return one, story
-
-
-@contextlib.contextmanager
-def strategy(s, choice: str, costs=None):
-    planner = s.linker.stack.planner
-    before = planner.choice, planner.costs
-    planner.choice, planner.costs = choice, costs or planner.costs
-    try:
-        yield
-    finally:
-        planner.choice, planner.costs = before
 
 
 class Known:

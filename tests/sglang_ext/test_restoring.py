@@ -26,6 +26,7 @@ from support.slow_link import (
     nothing_left,
     prompt,
     quiet,
+    strategy,
     to_ssd,
     token_wise,
     told_the_same,
@@ -329,28 +330,17 @@ def two_share_a_prefix(s):
     return log, [req.cached_tokens for req in reqs]
 
 
-@contextlib.contextmanager
-def configured(planner, choice):
-    """With `restore.strategy` = `choice`."""
-    before, planner.choice = planner.choice, choice
-    try:
-        yield
-    finally:
-        planner.choice = before
-
-
 def one_behind_the_other(s, believed):
     """Two that are computed while they are loaded: the forwards in which each was computed, oldest first. `believed`:
     that they take minutes, and longer computed than loaded; else they are computed because that is wanted."""
     questions = [prompt(70), prompt(71)]
     answers = to_ssd(s, *questions)
-    forwards, planner = [], s.linker.stack.planner
-    with Link(s) as link, configured(planner, "auto" if believed else "token-wise"):
-        if believed:
-            planner.costs = CostModel(
-                compute=ComputeCost(fixed_seconds=0.0, token_seconds=10.0 / PAGE, pair_seconds=0.0),
-                sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=planner._page_bytes / 4.0)},
-            )
+    costs = CostModel(
+        compute=ComputeCost(fixed_seconds=0.0, token_seconds=10.0 / PAGE, pair_seconds=0.0),
+        sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=s.linker.stack.planner._page_bytes / 4.0)},
+    )
+    forwards = []
+    with Link(s) as link, strategy(s, "auto", costs) if believed else strategy(s, "token-wise"):
         reqs = [s.add(question) for question in questions]
         s.linker.stack.restorer.wait_idle()
         while not all(len(req.output_ids) == len(answer) for req, answer in zip(reqs, answers, strict=True)):

@@ -168,6 +168,18 @@ def costs_are_unknown(s) -> None:
     s.linker.stack.planner.costs = Unknown()
 
 
+@contextmanager
+def strategy(s, choice: str, costs: Any = None) -> Iterator[None]:
+    """With `restore.strategy` = `choice`, and by these costs; None: as they are."""
+    planner = s.linker.stack.planner
+    before = planner.choice, planner.costs
+    planner.choice, planner.costs = choice, costs or planner.costs
+    try:
+        yield
+    finally:
+        planner.choice, planner.costs = before
+
+
 class Link:
     """Stands between the restorer and the ssd tier: pages arrive when the test says so, and are waited for until then
     unless `patient` is False."""
