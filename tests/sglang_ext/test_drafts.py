@@ -18,7 +18,7 @@ from support import speculating_on_cpu, states_on_cpu
 from support.backends_of_gpus import OF_GPUS
 from support.models import tiny_delta, tiny_eagle, tiny_eagle3, tiny_gemma, tiny_hybrid, tiny_latent_mtp, tiny_mtp
 from support.scheduler_process import SchedulerProcess, SchedulerRanks
-from support.slow_link import costs_are_unknown, prompt, quiet, to_ssd
+from support.slow_link import costs_are_unknown, prompt, quiet, strategy, to_ssd
 from support.speculating_on_cpu import draft_for, drafted
 from support.tiers_of_a_model import (
     ANSWER,
@@ -203,15 +203,12 @@ def drafts_over_zeros(s):
 def restored_while_it_could_be_computed(s):
     """A question on SSD that is to be computed from the front while its pages come up: where its prefix came from, and
     why it was not computed so."""
-    planner, question = s.linker.stack.planner, QUESTIONS["a question"]
+    question = QUESTIONS["a question"]
     to_ssd(s, question)
-    choice, planner.choice = planner.choice, "token-wise"
-    try:
+    with strategy(s, "token-wise"):
         req = s.add(question)
         request = s.linker.requests[req.rid]
         s.run()
-    finally:
-        planner.choice = choice
     quiet(s)
     return s.details(req), request.facts.whole
 

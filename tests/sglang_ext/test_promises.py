@@ -11,7 +11,7 @@ import time
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, prompt, quiet, to_ssd, token_wise, told_the_same
+from support.slow_link import Link, prompt, quiet, strategy, to_ssd, token_wise, told_the_same
 
 PAGE = 16
 DEVICE_TOKENS = 1024
@@ -177,20 +177,15 @@ def many_wait(s, waiting):
     """Requests whose pages do not come, and one behind them of which nothing is held."""
     slow = [prompt(40 + number, 64) for number in range(waiting)]
     to_ssd(s, *slow)
-    planner = s.linker.stack.planner
-    choice, planner.choice = planner.choice, "load"
-    try:
-        with Link(s) as link:
-            reqs = [s.add(one) for one in slow]
-            fresh = s.add(prompt(39, 64))
-            limit = time.monotonic() + PATIENCE
-            while not fresh.finished():
-                assert time.monotonic() < limit, "it waits for those before it"
-                s.step()
-            assert not any(req.finished() or req.output_ids for req in reqs), "they did not wait: this tests nothing"
-            to_the_end(s, link, reqs)
-    finally:
-        planner.choice = choice
+    with strategy(s, "load"), Link(s) as link:
+        reqs = [s.add(one) for one in slow]
+        fresh = s.add(prompt(39, 64))
+        limit = time.monotonic() + PATIENCE
+        while not fresh.finished():
+            assert time.monotonic() < limit, "it waits for those before it"
+            s.step()
+        assert not any(req.finished() or req.output_ids for req in reqs), "they did not wait: this tests nothing"
+        to_the_end(s, link, reqs)
     s.run()
     quiet(s)
 

@@ -358,10 +358,8 @@ def partly_in_memory(s):
     question = prompt(7)
     answer = s.generate(question)
     s.empty_memory()
-    planner = s.linker.stack.planner
-    planner.choice = "load"
-    s.generate(question[:401])  # its pages are in host memory again
-    planner.choice = "token-wise"
+    with strategy(s, "load"):
+        s.generate(question[:401])  # its pages are in host memory again
     s.empty_device()
     with Link(s) as link:
         req = s.add(question)
@@ -430,9 +428,8 @@ def no_room_at_first(s, in_memory):
     answer = s.generate(question)
     s.empty_memory()
     if in_memory:
-        s.linker.stack.planner.choice = "load"
-        s.generate(question[:401])
-        s.linker.stack.planner.choice = "token-wise"
+        with strategy(s, "load"):
+            s.generate(question[:401])
         s.empty_device()
     with NoRoom(s, 1 if in_memory else 5) as room, Link(s) as link:
         req = s.add(question)
